@@ -6,11 +6,23 @@ from, and whether more will come after one of them broke off.
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 from paceline_client.errors import PacelineError, SlowConsumerError, StreamCorruptedError, StreamError
 from paceline_client.hashing import EMPTY_HASH, rolling_hash
-from paceline_client.results import Completion, Delta, FinishReason, Result, TokenLogprobs
+from paceline_client.results import (
+    Completion,
+    Delta,
+    FinishReason,
+    OutputPart,
+    ReasoningPart,
+    Result,
+    TextPart,
+    TokenLogprobs,
+    ToolCallPart,
+)
+from paceline_client.tools import ToolCall
 from paceline_client.wire import ReceivedDelta, ReceivedFinish
 from paceline_client.wire_requests import Held
 
@@ -25,6 +37,7 @@ class Transcript:
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._parts: list[OutputPart] = []
         self._hash = EMPTY_HASH
         self._attempt = 0
 
@@ -51,6 +64,7 @@ class Transcript:
         self._hash = value
         self._token_ids += delta.token_ids
         self._logprobs += delta.logprobs
+        self._parts += delta.parts
         self._attempt = max(self._attempt, delta.attempt)
         if delta.text:
             self._texts.append(delta.text)
@@ -68,7 +82,19 @@ class Transcript:
             attempt=self._attempt,
             logprobs=tuple(self._logprobs),
             times=finish.times,
+            content="".join(part.text for part in self._parts if isinstance(part, TextPart)),
+            reasoning="".join(part.text for part in self._parts if isinstance(part, ReasoningPart)),
+            tool_calls=_calls(self._parts),
         )
+
+
+def _calls(parts: Iterable[OutputPart]) -> tuple[ToolCall, ...]:
+    calls: dict[int, tuple[str, str, list[str]]] = {}
+    for part in parts:
+        if isinstance(part, ToolCallPart):
+            call = calls.setdefault(part.index, (part.id or "", part.name or "", []))
+            call[2].append(part.arguments)
+    return tuple(ToolCall(id_, name, "".join(arguments)) for id_, name, arguments in calls.values())
 
 
 def corrupted(request_id: str, what: str) -> StreamCorruptedError:

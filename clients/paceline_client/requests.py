@@ -77,6 +77,10 @@ class Output:
     """False shows the text of special tokens too."""
     stream_interval: int | None = None
     """How many tokens are gathered into one delta; the first token and the end come at once."""
+    parts: bool | None = None
+    """True returns the output cut into text, reasoning and calls of tools, too; default: where there are tools."""
+    token_bytes: bool | None = None
+    """True returns the bytes of each token beside its log-probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

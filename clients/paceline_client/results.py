@@ -7,6 +7,7 @@ from typing import Any
 from paceline_client.errors import IncompleteOutputError, PacelineError
 from paceline_client.forms import Form
 from paceline_client.requests import Sampling
+from paceline_client.tools import ToolCall
 
 
 class FinishReason(StrEnum):
@@ -26,6 +27,8 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
+    token_bytes: bytes | None = None
+    """As in `TokenLogprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,38 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     top: tuple[TokenLogprob, ...]
+    token_bytes: bytes | None = None
+    """What the token stands for, which need not be whole characters; None unless asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of what is for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """A piece of what the model thought."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """A piece of a call of a tool."""
+
+    index: int
+    """Numbers the calls of the completion."""
+    arguments: str
+    """What this piece adds to the JSON object of the arguments."""
+    id: str | None = None
+    """In the first piece of a call only, as its name is."""
+    name: str | None = None
+
+
+OutputPart = TextPart | ReasoningPart | ToolCallPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +84,8 @@ class Usage:
     """How many drafts were verified."""
     num_accepted_draft_tokens: int = 0
     """How many of them became output: so many steps were saved."""
+    num_reasoning_tokens: int = 0
+    """How many output tokens are reasoning or its marks, if parts were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +119,8 @@ class Delta:
     """Which completion: 0 to `Sampling.n` - 1."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt's tokens from the second one on, if asked for: in the first delta of completion 0 only."""
+    parts: tuple[OutputPart, ...] = ()
+    """What these tokens add to text, reasoning and calls of tools, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +139,12 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] = ()
     times: Times | None = None
     """None where a scheduler that is gone had known that."""
+    content: str = ""
+    """What of the text is for the reader, if parts were asked for."""
+    reasoning: str = ""
+    """What the model thought, if parts were asked for."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Where the output was cut by `max_tokens`, the last one's arguments may be, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +180,21 @@ class Result:
     @property
     def text(self) -> str:
         return self.completions[0].text
+
+    @property
+    def content(self) -> str:
+        """What of the text is for the reader, if parts were asked for."""
+        return self.completions[0].content
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought, if parts were asked for."""
+        return self.completions[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Calls of tools, if parts were asked for."""
+        return self.completions[0].tool_calls
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -240,6 +300,10 @@ class Model:
     """Executors whose digests differ do not serve a model together; empty when unknown."""
     structured_output: str = ""
     """What holds outputs to a form, with its version; empty: nothing does."""
+    supports_tools: bool = False
+    """Calls of tools are known by their marks; requests with tools are refused otherwise."""
+    supports_reasoning: bool = False
+    """Reasoning is known by its marks."""
 
 
 @dataclass(frozen=True, slots=True)

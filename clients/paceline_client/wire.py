@@ -27,11 +27,15 @@ from paceline_client.results import (
     Explanation,
     FinishReason,
     Model,
+    OutputPart,
+    ReasoningPart,
     RequestState,
+    TextPart,
     Times,
     TokenLogprob,
     TokenLogprobs,
     Tokens,
+    ToolCallPart,
     Usage,
 )
 from paceline_client.wire_requests import Held, generate_request, set_all, set_attachment, set_field, set_prompt
@@ -248,6 +252,7 @@ def read_deltas(response: pb.SessionResponse) -> list[ReceivedDelta]:
             finish.reason if finish else None,
             delta.index,
             tuple([_read_logprobs(each) for each in delta.prompt_logprobs]) if delta.prompt_logprobs else (),
+            tuple([_read_part(each) for each in delta.parts]) if delta.parts else (),
         )
         deltas.append(ReceivedDelta(item.request_id, read, delta.rolling_hash, finish))
     return deltas
@@ -272,6 +277,7 @@ def _read_finish(finish: pb.Finish) -> ReceivedFinish:
         num_output_tokens=finish.usage.num_output_tokens,
         num_draft_tokens=finish.usage.num_draft_tokens,
         num_accepted_draft_tokens=finish.usage.num_accepted_draft_tokens,
+        num_reasoning_tokens=finish.usage.num_reasoning_tokens,
     )
     times = _read_times(finish.times) if finish.HasField("times") else None
     return ReceivedFinish(_FINISH_REASONS.get(finish.reason), matched, usage, times)
@@ -283,8 +289,24 @@ def _read_times(times: pb.PhaseTimes) -> Times:
 
 
 def _read_logprobs(item: sampling_pb.TokenLogprobs) -> TokenLogprobs:
-    top = tuple(TokenLogprob(other.token_id, other.logprob) for other in item.top)
-    return TokenLogprobs(item.token_id, item.logprob, top)
+    top = tuple(TokenLogprob(other.token_id, other.logprob, _read_bytes(other)) for other in item.top)
+    return TokenLogprobs(item.token_id, item.logprob, top, _read_bytes(item))
+
+
+def _read_bytes(item: sampling_pb.TokenLogprobs | sampling_pb.TokenLogprob) -> bytes | None:
+    return item.token_bytes if item.HasField("token_bytes") else None
+
+
+def _read_part(part: pb.OutputPart) -> OutputPart:
+    match part.WhichOneof("part"):
+        case "tool_call":
+            call = part.tool_call
+            named = (call.id, call.name) if call.HasField("id") else (None, None)
+            return ToolCallPart(call.index, call.arguments, *named)
+        case "reasoning":
+            return ReasoningPart(part.reasoning)
+        case _:
+            return TextPart(part.text)
 
 
 def _read_error(error: sampling_pb.RequestError) -> PacelineError:
@@ -399,6 +421,8 @@ def _read_model(model: pb.Model) -> Model:
         weight_bytes=model.weight_bytes or None,
         weights_digest=model.weights_digest,
         structured_output=model.structured_output,
+        supports_tools=model.supports_tools,
+        supports_reasoning=model.supports_reasoning,
     )
 
 

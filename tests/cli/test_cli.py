@@ -233,6 +233,7 @@ def test_generate_prints_json_for_programs():
         "num_output_tokens": 2,
         "num_draft_tokens": 0,
         "num_accepted_draft_tokens": 0,
+        "num_reasoning_tokens": 0,
     }
     assert fields["time_to_first_token_seconds"] > 0
 
@@ -282,14 +283,16 @@ def test_models_are_a_table_or_json():
         name="small", architecture="llama", max_model_len=2048, num_executors=2, num_parameters=135_000_000
     )
     model.weight_bytes = 90 << 20
+    model.supports_tools = model.supports_reasoning = True
     model.default_sampling.temperature = 0.5
     with FakeServer(models=[model]) as server:
         table = run("models", target=server.target)
         array = run("models", "--json", target=server.target)
     header, row = table.stdout.splitlines()
-    named = ["Model", "Architecture", "Size", "Weights", "Bits", "Memory", "Context", "Executors"]
+    named = ["Model", "Architecture", "Size", "Weights", "Bits", "Memory", "Context", "Executors", "Parts"]
     assert header.split() == named
-    assert row.split() == ["small", "llama", "135", "M", "unquantised", "5.6", "90", "MiB", "2048", "2"]
+    sizes = ["135", "M", "unquantised", "5.6", "90", "MiB", "2048", "2"]
+    assert row.split() == ["small", "llama", *sizes, "both"]
     (fields,) = json.loads(array.stdout)
     assert (fields["name"], fields["default_sampling"]) == ("small", {"temperature": 0.5})
 

@@ -7,13 +7,14 @@ import typer
 
 from paceline_cli import options
 from paceline_cli.answer_bound import ask_bounded, tell_if_met
+from paceline_cli.answer_parts import ShownParts
 from paceline_cli.client import cli_client
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import describe, exit_code_of, print_error, reported
 from paceline_cli.waiting import WaitingNotice
 from paceline_client.config import Timeout
 from paceline_client.errors import InvalidRequestError, PacelineError, UnavailableError
-from paceline_client.requests import Message, Sampling, Scheduling, Stopping, TemplateValue, ToolLike
+from paceline_client.requests import Message, Output, Sampling, Scheduling, Stopping, TemplateValue, ToolLike
 from paceline_client.results import Model
 from paceline_client.sync_client import Client
 
@@ -147,16 +148,17 @@ class Conversation:
             template_arguments=self._template_arguments,
             sampling=self._sampling,
             stopping=Stopping(max_tokens=max_tokens),
+            output=Output(parts=True),
             scheduling=self._scheduling,
             model=self._model,
             timeout=self._timeout,
         )
-        printed, is_stopped = AnswerText(), False
+        printed, parts, is_stopped = AnswerText(), ShownParts(), False
         with stream, WaitingNotice(self._client, stream) as notice:
             try:
                 for delta in stream:
                     notice.heard()
-                    printed.add(delta.text)
+                    printed.add(parts.text_of(delta.parts))
             except KeyboardInterrupt:
                 is_stopped = True
                 printed.show(" …")

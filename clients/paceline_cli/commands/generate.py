@@ -10,6 +10,7 @@ import typer
 
 from paceline_cli import options
 from paceline_cli.answer_bound import ask_bounded, tell_if_met
+from paceline_cli.answer_parts import ShownParts
 from paceline_cli.client import cli_client
 from paceline_cli.config import DEFAULT_TARGET, TargetOption
 from paceline_cli.failures import reported
@@ -83,7 +84,7 @@ def generate(
                 messages=as_chat(text, system) if is_chat else None,
                 sampling=dataclasses.replace(sampling, n=num_completions),
                 stopping=Stopping(max_tokens=most, min_tokens=min_tokens, stop=stop),
-                output=Output(logprobs=logprobs),
+                output=Output(logprobs=logprobs, parts=is_chat or None),
                 scheduling=Scheduling(priority=priority, max_num_draft_tokens=max_draft_tokens),
                 structured=structured,
                 tools=shown,
@@ -93,7 +94,8 @@ def generate(
             )
             with stream, WaitingNotice(client, stream) as notice:
                 # Answers that come side by side can only be read one after another.
-                write_answer(stream, stopwatch, notice, is_shown=not as_json and num_completions in (None, 1))
+                is_shown = not as_json and num_completions in (None, 1)
+                write_answer(stream, stopwatch, notice, is_shown=is_shown, has_parts=is_chat)
             return stream.result
 
         result = ask_bounded(max_tokens, ask)
@@ -141,16 +143,19 @@ def read_stdin() -> str:
         raise invalid("stdin", f"not UTF-8 at byte {error.start}") from None
 
 
-def write_answer(stream: Stream, stopwatch: Stopwatch, notice: WaitingNotice, *, is_shown: bool) -> None:
+def write_answer(
+    stream: Stream, stopwatch: Stopwatch, notice: WaitingNotice, *, is_shown: bool, has_parts: bool
+) -> None:
     """Read the stream to its end, printing the text as it comes. A newline ends it, also where an error does."""
-    ends_line = True
+    ends_line, parts = True, ShownParts()
     try:
         for delta in stream:
             notice.heard()
             stopwatch.tokens_arrived(len(delta.token_ids))
-            if is_shown and delta.text:
-                ends_line = delta.text.endswith("\n")
-                sys.stdout.write(delta.text)
+            text = parts.text_of(delta.parts) if is_shown and has_parts else delta.text
+            if is_shown and text:
+                ends_line = text.endswith("\n")
+                sys.stdout.write(text)
                 sys.stdout.flush()
     except (PacelineError, KeyboardInterrupt):
         if not ends_line:
@@ -186,8 +191,11 @@ def result_fields(result: Result, stopwatch: Stopwatch) -> dict[str, object]:
 
 
 def completion_fields(completion: Completion) -> dict[str, object]:
-    """A completion for programs; log-probabilities only where there are any."""
+    """A completion for programs; log-probabilities and parts beside text only where there are any."""
     fields = dataclasses.asdict(completion)
     if not completion.logprobs:
         del fields["logprobs"]
+    if not (completion.reasoning or completion.tool_calls):
+        for name in ("content", "reasoning", "tool_calls"):
+            del fields[name]
     return fields

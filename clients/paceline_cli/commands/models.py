@@ -52,10 +52,12 @@ def table_of(served: list[Model]) -> Table:
             memory = f"{model.weight_bytes / 2**20:,.0f} MiB"
             bits = f"{model.weight_bytes * 8 / model.num_parameters:.1f}" if model.num_parameters else ""
         numbers = str(model.max_model_len), str(model.num_executors)
-        table.add_row(model.name, model.architecture, size, form, bits, memory, *numbers)
+        parts = _PARTS[model.supports_tools, model.supports_reasoning]
+        table.add_row(model.name, model.architecture, size, form, bits, memory, *numbers, parts)
     return table
 
 
+_PARTS = {(False, False): "", (True, False): "tools", (False, True): "think", (True, True): "both"}
 _COLUMNS = (
     ("Model", "left"),
     ("Architecture", "left"),
@@ -65,4 +67,5 @@ _COLUMNS = (
     ("Memory", "right"),
     ("Context", "right"),
     ("Executors", "right"),
+    ("Parts", "left"),
 )

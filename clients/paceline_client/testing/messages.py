@@ -1,6 +1,6 @@
 """What the fake server says, as messages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1 import sampling_pb2 as sampling_pb
 from paceline_client.hashing import rolling_hash
-from paceline_client.results import FinishReason
+from paceline_client.results import FinishReason, OutputPart, ReasoningPart, TextPart
 from paceline_client.testing.script import End, Fail, Tokens
 
 _REASONS = {
@@ -21,7 +21,7 @@ _REASONS = {
 }
 
 
-def tokens_delta(step: Tokens, output: Sequence[int], attempt: int) -> pb.Delta:
+def tokens_delta(step: Tokens, output: Sequence[int], attempt: int, *, wants_parts: bool) -> pb.Delta:
     logprobs = []
     if step.logprob is not None:
         logprobs = [sampling_pb.TokenLogprobs(token_id=token, logprob=step.logprob) for token in step.token_ids]
@@ -37,7 +37,21 @@ def tokens_delta(step: Tokens, output: Sequence[int], attempt: int) -> pb.Delta:
         attempt=attempt,
         rolling_hash=rolling_hash([*output, *step.token_ids]) ^ step.hash_error,
         logprobs=logprobs,
+        parts=_parts(step) if wants_parts else (),
     )
+
+
+def _parts(step: Tokens) -> Iterator[pb.OutputPart]:
+    parts: Sequence[OutputPart] = (TextPart(step.text),) if step.text else ()
+    for part in parts if step.parts is None else step.parts:
+        match part:
+            case TextPart(text):
+                yield pb.OutputPart(text=text)
+            case ReasoningPart(text):
+                yield pb.OutputPart(reasoning=text)
+            case _:
+                call = pb.ToolCallPart(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
+                yield pb.OutputPart(tool_call=call)
 
 
 def end_delta(step: End, output: Sequence[int], attempt: int) -> pb.Delta:

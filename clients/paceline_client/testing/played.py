@@ -60,6 +60,7 @@ class PlayedRequest:
         self.request_id = request.request_id
         self.attachment = max(request.attachment, 1)
         self.is_resumable = request.resumable
+        self._wants_parts = request.output.parts or (bool(request.chat.tools) and not request.output.HasField("parts"))
         self.listener: SessionSink | None = None
         self._world = world
         self._body = _body(request)
@@ -147,7 +148,7 @@ class PlayedRequest:
                     pass  # its client has all of it
                 case Tokens():
                     output = self._outputs[step.completion]
-                    self._say(tokens_delta(step, output, self._attempt))
+                    self._say(tokens_delta(step, output, self._attempt, wants_parts=self._wants_parts))
                     output += step.token_ids
                 case End():
                     self._end(step, self._outputs[step.completion])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from paceline.v1 import inference_pb2 as pb
-from paceline_client.results import FinishReason
+from paceline_client.results import FinishReason, OutputPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Tokens:
     completion: int = 0
     prompt_logprob: float | None = None
     """The log-probability of a prompt's second token, which is 0."""
+    parts: tuple[OutputPart, ...] | None = None
+    """What the tokens add to the parts of the output, which are told to who asks; None: their text."""
 
 
 @dataclass(frozen=True, slots=True)

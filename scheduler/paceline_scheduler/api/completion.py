@@ -89,12 +89,17 @@ class CompletionText:
         if scanner is None and parts is None:
             return self._detokenizer.take(token_ids), None
         pieces = []
+        if scanner is None and parts is not None:
+            for token_id in token_ids:
+                piece = self._detokenizer.take([token_id])
+                parts.cutter.take(token_id, piece)
+                pieces.append(piece)
+            return "".join(pieces), None
+        assert scanner is not None, "there is one, or nothing else to do"
         for number, token_id in enumerate(token_ids, start=1):
             piece, stop_text = self._detokenizer.take([token_id]), None
             self._num_tokens += 1
-            if scanner is None:
-                text = piece
-            elif self._num_tokens <= self._min_tokens:
+            if self._num_tokens <= self._min_tokens:
                 text = scanner.pass_by(piece)
             else:
                 text, stop_text = scanner.scan(piece)

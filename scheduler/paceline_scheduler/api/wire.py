@@ -54,24 +54,24 @@ def _fill_delta(message: inference_pb2.Delta, delta: PendingDelta) -> None:
         message.logprobs.extend(_logprobs(delta.logprobs, delta.token_bytes))
     if delta.prompt_logprobs:
         message.prompt_logprobs.extend(_logprobs(delta.prompt_logprobs, delta.token_bytes))
-    if delta.parts:
-        for part in delta.parts:
-            _fill_part(message.parts.add(), part)
+    for part in delta.parts or ():
+        _fill_part(message.parts.add(), part)
     if delta.finish is not None:
         message.finish.CopyFrom(_finish(delta.finish))
 
 
 def _fill_part(message: inference_pb2.OutputPart, part: Part) -> None:
-    match part.kind:
-        case PartKind.TEXT:
-            message.text = part.text
-        case PartKind.REASONING:
-            message.reasoning = part.text
-        case PartKind.CALL:
-            message.tool_call.index = part.index
-            message.tool_call.arguments = part.text
-            if part.id:
-                message.tool_call.id, message.tool_call.name = part.id, part.name
+    if part.kind is PartKind.TEXT:
+        message.text = part.text
+    elif part.kind is PartKind.REASONING:
+        message.reasoning = part.text
+    else:
+        call = message.tool_call
+        call.arguments = part.text
+        if part.index:
+            call.index = part.index
+        if part.id:
+            call.id, call.name = part.id, part.name
 
 
 def _logprobs(

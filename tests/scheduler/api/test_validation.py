@@ -187,7 +187,7 @@ def test_a_structured_output_ends_where_its_form_is_complete():
     assert check(request).structured == request.structured.SerializeToString()
     request.structured.choice.SetInParent()
     request.stopping.ignore_eos = True
-    with pytest.raises(InvalidRequestError, match="a structured output ends where its form is complete") as caught:
+    with pytest.raises(InvalidRequestError, match="ends where the form is complete") as caught:
         check(request)
     assert caught.value.field == "stopping.ignore_eos"
 

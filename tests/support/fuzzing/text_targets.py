@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
+from importlib.resources import files
 from types import FrameType
 from typing import NoReturn
 
@@ -24,6 +25,9 @@ from paceline_cli.bench.traces import Scale, read_trace, replay
 from paceline_cli.supervisor.log_lines import Level, parse_line
 from paceline_scheduler.access.tokens import parse_tokens
 from paceline_scheduler.api.text.conversations import check_chat, template_input
+from paceline_scheduler.api.text.parts.bound import BoundTemplate, OutputFormat
+from paceline_scheduler.api.text.parts.cutter import PartCutter, Wanted
+from paceline_scheduler.api.text.parts.template import TemplateError, read_template
 from paceline_scheduler.api.text.special_texts import SpecialTexts
 from paceline_scheduler.api.text.spelling_file import TokenTexts, pack, unpack
 from paceline_scheduler.api.text.tokenizer import read_text_model
@@ -185,8 +189,38 @@ def _sound_chats() -> Iterator[bytes]:
     yield chat.SerializeToString()
 
 
+def cut_parts(data: bytes) -> None:
+    """Be a scheduler with a checkpoint that declares its marks, and a model that writes them."""
+    source, _, output = data.partition(b"\0")
+    try:
+        template = read_template(source.decode("utf-8", "replace"))
+    except TemplateError:
+        return
+    bound = BoundTemplate(template, {}, is_whole_turn=True)
+    cutter = PartCutter(OutputFormat("", bound), Wanted("r1", 0, {"f": '{"properties": {"a": {"type": "integer"}}}'}))
+    text = output.decode("utf-8", "replace")
+    for start in range(0, len(text), 3):
+        cutter.add(text[start : start + 3])
+    cutter.finish()
+
+
+def _sound_parts() -> Iterator[bytes]:
+    calls = {
+        "hermes-think@1": '<think>a</think><tool_call>{"name": "f", "arguments": {"a": "\\""}}</tool_call>',
+        "qwen3-coder@1": "<tool_call><function=f><parameter=a>\n1\n</parameter></function></tool_call>",
+        "mistral-list@1": '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"arguments": [], "name": "g"}]',
+        "mistral-args@1": '[TOOL_CALLS]f[ARGS]{"a": {}}',
+        "function-gemma@1": "<start_function_call>call:f{a:<escape>b<escape>,c:[1]}<end_function_call>",
+    }
+    folder = files("paceline_scheduler.api.text.parts") / "response_templates"
+    for name, output in calls.items():
+        content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        yield f"{json.dumps(content['response_template'])}\0{output}".encode()
+
+
 TARGETS = (
     Target("chat", read_chat, _sound_chats),
+    Target("parts", cut_parts, _sound_parts),
     Target("form", check, _sound_forms),
     Target("chat-template", render, _sound_templates),
     Target("trace-csv", _reads_trace("trace.csv"), lambda: (_CSV,)),

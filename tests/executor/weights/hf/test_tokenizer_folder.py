@@ -52,6 +52,18 @@ def test_a_folder_is_read_whole(tmp_path):
     assert Tokenizer.from_str(bundle.tokenizer_json.decode()).encode("a<s>").ids == [0, 3]
 
 
+def test_how_a_model_marks_its_output_is_told_as_it_stands_in_its_files(tmp_path):
+    template = {"start_anchor": "<é>", "fields": {"content": {}}}
+    bundle = load_tokenizer(write_folder(tmp_path, tokenizer_config={"response_template": template}))
+    assert json.loads(bundle.response_template) == template
+    assert load_tokenizer(write_folder(tmp_path, tokenizer_config={})).response_template is None
+
+
+def test_a_response_template_of_no_sensible_length_is_damaged(tmp_path):
+    with pytest.raises(ModelCorruptError, match="response_template has 300002 characters"):
+        load_tokenizer(write_folder(tmp_path, tokenizer_config={"response_template": "x" * 300_000}))
+
+
 def test_a_folder_may_hold_its_weights_in_a_gguf_file(tmp_path):
     checkpoint = RandomCheckpoint()
     path = gguf_parts(checkpoint).write(tmp_path / "tiny.gguf")

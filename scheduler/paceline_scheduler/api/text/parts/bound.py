@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from paceline_scheduler.api.text.parts.alphabet import Alphabet
-from paceline_scheduler.api.text.parts.patterns import Kind, Marks, Pattern
+from paceline_scheduler.api.text.parts.patterns import ItemKind, Marks, Pattern
 from paceline_scheduler.api.text.parts.template import Body, CallForm, ResponseTemplate
 
 
@@ -14,7 +14,7 @@ class BoundCall:
         self.form = form
         self.opens = _written(form.opens, alphabet)
         named = [item.kind for pattern in form.opens for item in pattern.items if item.group == form.name]
-        self.has_plain_names = Kind.WORD in named
+        self.has_plain_names = ItemKind.WORD in named
         self.closes = Marks(_written(form.closes, alphabet))
         self.quotes = tuple((alphabet.write(begin), alphabet.write(end)) for begin, end in form.quotes)
         firsts = "".join(map(re.escape, sorted(self.closes.firsts)))
@@ -43,6 +43,7 @@ class BoundTemplate:
         without_calls = (*self.skipped, *self.reasoning_opens)
         self.opens = Marks((*without_calls, *(self.call.opens if self.call else ())))
         self.opens_without_calls = Marks(without_calls)
+        self.has_marks = bool(self.opens.patterns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ import numpy as np
 from paceline.plan.values import Int32Array
 from paceline_scheduler.api.text.detokenizer import Detokenizer, Spelling
 from paceline_scheduler.api.text.parts.bound import BoundTemplate, OutputFormat
-from paceline_scheduler.api.text.parts.calls import CallReader, NoCallError, call_reader
-from paceline_scheduler.api.text.parts.part import Part, PartKind, append_parts, call_id
+from paceline_scheduler.api.text.parts.calls import call_reader
+from paceline_scheduler.api.text.parts.part import Part, PartKind, call_id
 from paceline_scheduler.api.text.parts.patterns import MAX_MARK_CHARS, UNFINISHED, Match
+from paceline_scheduler.api.text.parts.reading import CallReader, NoCallError
 
 _MAX_HELD_SPACES = 512
 _MAX_TOKENS_BEHIND_ANCHOR = 4096  # looked through where no token begins an anchor
@@ -43,6 +44,9 @@ class _Trimmed:
         self._spaces = ""
 
     def take(self, piece: str) -> str:
+        """Returns what is said now."""
+        if self._has_begun and not self._spaces and piece and not piece[-1].isspace():
+            return piece
         if not self._has_begun:
             piece = piece.lstrip()
             self._has_begun = bool(piece)
@@ -94,24 +98,26 @@ class PartCutter:
     def take(self, token_id: int, piece: str) -> None:
         """`piece` is what the token adds to the text; special ones may add nothing."""
         was_reasoning = self.is_reasoning
-        self.add(self.written(token_id, piece))
+        mark = self._marks.get(token_id)
+        # The token counts, not its letters.
+        self.add(piece if mark is None else piece.removesuffix(self._template.alphabet.spell(mark)) + mark)
         if was_reasoning or self.is_reasoning:
             self.num_reasoning_tokens += 1 + self._num_held_tokens
             self._num_held_tokens = 0
         else:
             self._num_held_tokens = self._num_held_tokens + 1 if self._held and self._call is None else 0
 
-    def written(self, token_id: int, piece: str) -> str:
-        """With the mark that the token is."""
-        mark = self._marks.get(token_id)
-        return piece if mark is None else piece.removesuffix(self._template.alphabet.spell(mark)) + mark
-
     def add(self, text: str) -> None:
-        marks = self._opens if self._kind is PartKind.TEXT else self._template.reasoning_closes
-        if not self._held and self._call is None and not self._may_be_turn and marks.firsts.isdisjoint(text):
-            self._say(text)
-        else:
-            self._read(text, is_end=False)
+        if not (self._held or self._is_closing or self._may_be_turn):  # nearly all passes by
+            if self._call is not None:
+                if self._call.passes(text):
+                    return
+            else:
+                marks = self._opens if self._kind is PartKind.TEXT else self._template.reasoning_closes
+                if marks.firsts.isdisjoint(text):
+                    self._say(text)
+                    return
+        self._read(text, is_end=False)
 
     def finish(self) -> None:
         """Nothing follows."""
@@ -210,13 +216,21 @@ class PartCutter:
 
     def add_arguments(self, piece: str) -> None:
         if piece:
-            text = self._template.alphabet.spell(piece)
-            append_parts(self._parts, [Part(PartKind.CALL, text, self._num_calls - 1)])
+            self._put(PartKind.CALL, self._template.alphabet.spell(piece), self._num_calls - 1)
 
     def _say(self, text: str) -> None:
-        shown = self._trimmed[self._kind].take(self._template.alphabet.spell(text)) if text else ""
+        shown = self._template.alphabet.spell(text)
+        if self._template.has_marks:
+            shown = self._trimmed[self._kind].take(shown)
         if shown:
-            append_parts(self._parts, [Part(self._kind, shown)])
+            self._put(self._kind, shown, 0)
+
+    def _put(self, kind: PartKind, text: str, index: int) -> None:
+        last = self._parts[-1] if self._parts else None
+        if last is not None and last.kind is kind and last.index == index:
+            last.text += text
+        else:
+            self._parts.append(Part(kind, text, index))
 
 
 def _behind_anchor(template: BoundTemplate, token_ids: Int32Array, spelling: Spelling) -> str:

@@ -14,7 +14,7 @@ from paceline.forms.grammar import Grammar
 from paceline.forms.schemas import prepare_schema
 from paceline_scheduler.api.text.parts.bound import BoundCall, BoundTemplate
 from paceline_scheduler.api.text.parts.json_schemas import properties_of, schema_types
-from paceline_scheduler.api.text.parts.patterns import Item, Kind, Pattern
+from paceline_scheduler.api.text.parts.patterns import Item, ItemKind, Pattern
 from paceline_scheduler.api.text.parts.style import CallStyle, PairStyle, Slot
 from paceline_scheduler.api.text.parts.template import Body
 
@@ -208,4 +208,4 @@ def _quoted(text: str) -> str:
 def _letters_of(patterns: Iterable[Pattern]) -> list[str]:
     """Of those that are letters alone."""
     firsts = [pattern.items[0] for pattern in patterns if len(pattern.items) == 1]
-    return [item.letters for item in firsts if item == Item(Kind.LETTERS, item.letters)]
+    return [item.letters for item in firsts if item == Item(ItemKind.LETTERS, item.letters)]

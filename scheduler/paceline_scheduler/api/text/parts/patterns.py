@@ -19,7 +19,7 @@ class PatternError(ValueError):
     """It is outside the subset; the sentence says why."""
 
 
-class Kind(Enum):
+class ItemKind(Enum):
     LETTERS = "letters"
     SPACES = r"\s*"
     WORD = r"\w+"
@@ -28,7 +28,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    kind: Kind
+    kind: ItemKind
     letters: str = ""
     group: str = ""
 
@@ -63,21 +63,21 @@ class Pattern:
         groups: dict[str, str] = {}
         for index, item in enumerate(self.items):
             begin = position
-            if item.kind is Kind.LETTERS:
+            if item.kind is ItemKind.LETTERS:
                 if not text.startswith(item.letters, position):
                     return UNFINISHED if item.letters.startswith(text[position:]) else None
                 position += len(item.letters)
-            elif item.kind is Kind.ANYTHING:
+            elif item.kind is ItemKind.ANYTHING:
                 position = text.find(self.items[index + 1].letters, position)
                 if position < 0:
                     return UNFINISHED
             else:
-                belongs = str.isspace if item.kind is Kind.SPACES else _is_of_word
+                belongs = str.isspace if item.kind is ItemKind.SPACES else _is_of_word
                 while position < length and belongs(text[position]):
                     position += 1
                 if position == length and not is_end:
                     return UNFINISHED
-                if item.kind is Kind.WORD and position == begin:
+                if item.kind is ItemKind.WORD and position == begin:
                     return None
             if item.group:
                 groups[item.group] = groups.get(item.group, "") + text[begin:position]
@@ -135,7 +135,7 @@ def letters(text: str) -> Pattern:
     """Raises PatternError."""
     if not 0 < len(text) <= MAX_MARK_CHARS:
         raise PatternError(f"a mark has {len(text)} characters, must have 1 to {MAX_MARK_CHARS}")
-    return Pattern((Item(Kind.LETTERS, text),))
+    return Pattern((Item(ItemKind.LETTERS, text),))
 
 
 def read_pattern(source: str) -> Pattern:
@@ -155,7 +155,7 @@ def read_pattern(source: str) -> Pattern:
         else:
             item, position = _read_item(source, position)
             last = items[-1] if items else None
-            if last and last.kind is item.kind is Kind.LETTERS and last.group == group:
+            if last and last.kind is item.kind is ItemKind.LETTERS and last.group == group:
                 items[-1] = replace(last, letters=last.letters + item.letters)
             else:
                 items.append(replace(item, group=group))
@@ -166,16 +166,16 @@ def read_pattern(source: str) -> Pattern:
 
 
 def _read_item(source: str, position: int) -> tuple[Item, int]:
-    for kind in (Kind.SPACES, Kind.WORD, Kind.ANYTHING):
+    for kind in (ItemKind.SPACES, ItemKind.WORD, ItemKind.ANYTHING):
         if source.startswith(kind.value, position):
             return Item(kind), position + len(kind.value)
     letter = source[position]
     if letter == "\\" and position + 1 < len(source):
         escaped = source[position + 1]
         if escaped in _ESCAPES or not escaped.isalnum():
-            return Item(Kind.LETTERS, _ESCAPES.get(escaped, escaped)), position + 2
+            return Item(ItemKind.LETTERS, _ESCAPES.get(escaped, escaped)), position + 2
     elif letter not in _OPERATORS + "\\":
-        return Item(Kind.LETTERS, letter), position + 1
+        return Item(ItemKind.LETTERS, letter), position + 1
     raise PatternError(
         f"{source!r} has {source[position : position + 4]!r}; a pattern is made of letters, \\s*, \\w+, .*? before"
         " letters, and named groups of these"
@@ -183,15 +183,15 @@ def _read_item(source: str, position: int) -> tuple[Item, int]:
 
 
 def _check_ends(source: str, items: list[Item]) -> None:
-    if not items or items[0].kind is not Kind.LETTERS:
+    if not items or items[0].kind is not ItemKind.LETTERS:
         raise PatternError(f"{source!r} does not begin with letters")
     for item, after in zip(items, (*items[1:], None), strict=True):
-        first = after.letters[0] if after and after.kind is Kind.LETTERS else ""
+        first = after.letters[0] if after and after.kind is ItemKind.LETTERS else ""
         is_clear = {
-            Kind.LETTERS: True,
-            Kind.SPACES: after is None or bool(first and not first.isspace()) or after.kind is Kind.WORD,
-            Kind.WORD: after is None or bool(first and not _is_of_word(first)) or after.kind is Kind.SPACES,
-            Kind.ANYTHING: bool(first),
+            ItemKind.LETTERS: True,
+            ItemKind.SPACES: after is None or bool(first and not first.isspace()) or after.kind is ItemKind.WORD,
+            ItemKind.WORD: after is None or bool(first and not _is_of_word(first)) or after.kind is ItemKind.SPACES,
+            ItemKind.ANYTHING: bool(first),
         }
         if not is_clear[item.kind]:
             raise PatternError(f"{source!r} does not say by letters where {item.kind.value} ends")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from paceline_scheduler.api.text.parts.patterns import Item, Kind, Pattern, PatternError, letters, read_pattern
+from paceline_scheduler.api.text.parts.patterns import Item, ItemKind, Pattern, PatternError, letters, read_pattern
 
 MAX_TEMPLATE_CHARS = 64 * 1024
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -163,12 +163,12 @@ def _pair(source: object) -> tuple[Pattern, Pattern]:
         raise TemplateError("tool_calls.content_args has no tag_pattern")
     items = read_pattern(source).items
     at = next((index for index, item in enumerate(items) if item.group == "value"), None)
-    if at is None or items[at].kind is not Kind.ANYTHING or "key" not in Pattern(items[:at]).groups:
+    if at is None or items[at].kind is not ItemKind.ANYTHING or "key" not in Pattern(items[:at]).groups:
         raise TemplateError(f"tag_pattern {source!r} has no group key before a group value of .*?")
     behind = items[at + 1 :]
-    if len(behind) != 1 or items[at - 1].kind is not Kind.LETTERS:
+    if len(behind) != 1 or items[at - 1].kind is not ItemKind.LETTERS:
         raise TemplateError(f"tag_pattern {source!r} has no letters on both sides of the value")
-    return Pattern(items[:at]), Pattern((Item(Kind.LETTERS, behind[0].letters),))
+    return Pattern(items[:at]), Pattern((Item(ItemKind.LETTERS, behind[0].letters),))
 
 
 def _checked(name: str, field: object, keys: set[str], *contents: str) -> dict[str, Any]:

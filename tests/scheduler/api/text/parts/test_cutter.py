@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from paceline_scheduler.api.text.parts.calls import MAX_HELD_CHARS
 from paceline_scheduler.api.text.parts.part import Part, PartKind, call_id
+from paceline_scheduler.api.text.parts.reading import MAX_HELD_CHARS
 from paceline_scheduler.api.text.parts.table import NO_ENTRY, named
 from part_rig import Vocabulary, cut
 
@@ -28,7 +28,8 @@ def said(entry, output, **more):
 
 
 def test_without_a_format_all_is_text():
-    assert said(NO_ENTRY, f"<think>no</think> {CALL}") == (f"<think>no</think> {CALL}", [])
+    output = f" <think>no</think> {CALL}\n"
+    assert said(NO_ENTRY, output) == (output, [])
 
 
 def test_the_name_comes_first_and_then_the_arguments_as_they_are_written():
