@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 import structlog
 from tokenizers import AddedToken
@@ -17,7 +16,7 @@ from paceline_scheduler.api import wire
 from paceline_scheduler.api.text.parts import table
 from paceline_scheduler.api.text.parts.part import call_id
 from paceline_scheduler.core.executors import NO_HISTORY
-from paceline_scheduler.errors import UnsupportedError
+from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
 from paceline_scheduler.link.wire_contexts import read_context, write_context
 from part_rig import CHAT_TEMPLATES, gathered
 
@@ -174,16 +173,13 @@ async def test_a_request_begun_with_the_format_of_another_release_is_refused(edg
 
 
 async def test_the_bytes_of_tokens_stand_beside_their_log_probabilities(edge, backend):
-    snow, think = encode("☃")[0], encode("<think>")[0]
+    half, think = encode("ż")[0], encode("<think>")[0]
     call = EdgeClient(edge)
     (handle,) = await call.send(asking(output={"logprobs": 1, "token_bytes": True}))
-    logprobs = (TokenLogprobs(snow, -0.5, ((think, -0.25),)), TokenLogprobs(END, -1.0, ()))
-    backend.step({handle: [snow, END]}, {handle: FinishReason.STOP}, logprobs={handle: logprobs})
+    logprobs = (TokenLogprobs(half, -0.5, ((think, -0.25),)), TokenLogprobs(END, -1.0, ()))
+    backend.step({handle: [half, END]}, {handle: FinishReason.STOP}, logprobs={handle: logprobs})
     message = wire.generate_response(call.delta()).delta
-    assert [each.token_bytes for each in message.logprobs] == [
-        "☃".encode()[: len(message.logprobs[0].token_bytes)],
-        b"<|im_end|>",
-    ]
+    assert [each.token_bytes for each in message.logprobs] == [b"\xc5", b"<|im_end|>"]
     assert message.logprobs[0].top[0].token_bytes == b"<think>"
 
 
@@ -228,6 +224,20 @@ async def test_a_model_that_cannot_be_shown_to_write_calls_takes_no_tools(edge, 
     assert [line["event"] for line in lines] == ["tools_unavailable"] * is_known
 
 
+async def test_a_template_that_was_not_rendered_in_time_is_tried_again(edge, monkeypatch):
+    chats = edge.texts._chats
+    render = chats.render_messages
+
+    async def late(*arguments):
+        raise InvalidRequestError("chat", "the model's chat template fails: it takes too long")
+
+    monkeypatch.setattr(chats, "render_messages", late)
+    shown, _ = await support(edge)
+    monkeypatch.setattr(chats, "render_messages", render)
+    again, _ = await support(edge)
+    assert (shown.supports_tools, again.supports_tools) == (False, True)
+
+
 async def test_the_checkpoints_own_response_template_comes_first(edge, backend):
     own = {
         "start_anchor": "<|im_start|>assistant\n",
@@ -238,7 +248,7 @@ async def test_the_checkpoints_own_response_template_comes_first(edge, backend):
     backend.come(model)
     (delta,) = await output_of(edge, backend, asking(), [*encode("{Hm.}<think>"), END])
     assert (told([delta]).reasoning, told([delta]).text) == ("Hm.", "<think>")
-    assert np.all([name.startswith("checkpoint:") for name in [edge.texts.format_name(model.tokenizer)]])
+    assert edge.texts.format_name(model.tokenizer).startswith("checkpoint:")
 
 
 async def test_one_that_cannot_be_read_is_named_in_the_log_and_the_table_counts(edge):

@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import structlog
@@ -46,10 +47,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PartsSupport:
-    """`why_no_tools` is a sentence; empty: calls of tools can be made and are read."""
+    """`why_no_tools` is a sentence; empty: calls of tools can be made and are read. What is not final is tried again: a
+    busy machine may have kept the template from rendering in time.
+    """
 
     why_no_tools: str
     has_reasoning: bool
+    is_final: bool = True
     style: CallStyle | None = None
     """None: no grammar can ask for calls."""
 
@@ -85,10 +89,11 @@ class OutputFormats:
     async def support(self, source: TokenizerSource, spelling: Spelling, render: Render) -> PartsSupport:
         """Raises QueueFullError."""
         trial = self._trials.get(source.digest)
-        if trial is None or (trial.done() and (trial.cancelled() or trial.exception() is not None)):
+        if trial is None or (trial.done() and not _is_final(trial)):
             output_format = self.format(source, spelling, self.name(source))
             ends = [spelling.token_bytes[token_id].decode("utf-8", "replace") for token_id in source.end_token_ids]
-            trial = asyncio.ensure_future(_support(source, output_format, render, tuple(filter(None, ends))))
+            is_told = trial is not None and not trial.cancelled() and trial.exception() is None
+            trial = asyncio.ensure_future(_support(source, output_format, render, tuple(filter(None, ends)), is_told))
             _put(self._trials, source.digest, trial)
         return await asyncio.shield(trial)
 
@@ -110,6 +115,10 @@ class OutputFormats:
         return entry
 
 
+def _is_final(trial: "asyncio.Task[PartsSupport]") -> bool:
+    return not trial.cancelled() and trial.exception() is None and trial.result().is_final
+
+
 def _put(cache: dict[Any, Any], key: object, value: object) -> None:
     cache[key] = value
     while len(cache) > _MAX_MODELS:
@@ -117,29 +126,36 @@ def _put(cache: dict[Any, Any], key: object, value: object) -> None:
 
 
 async def _support(
-    source: TokenizerSource, output_format: OutputFormat, render: Render, ends: tuple[str, ...]
+    source: TokenizerSource, output_format: OutputFormat, render: Render, ends: tuple[str, ...], is_told: bool
 ) -> PartsSupport:
+    """`is_told`: the log has it already, if tools are not available."""
     if not output_format.has_calls or source.template_for(has_tools=True) is None:
-        why = "no marks of calls are known for its chat template"
-    else:
-        one, two = [await _why_not(output_format, render, ends, num_calls) for num_calls in (1, 2)]
-        why = one.sentence or ("" if two.is_refused else two.sentence)
-        if why:
-            wrong = one if one.sentence else two
-            about = {"tokenizer": source.digest, "format": output_format.name}
-            _log.warning("tools_unavailable", **about, why=why, rendered=wrong.rendered, read=wrong.read)
-    style = None if why else await _style(output_format, render, ends)
-    return PartsSupport(why, output_format.has_reasoning, style)
+        return PartsSupport("no marks of calls are known for its chat template", output_format.has_reasoning)
+    one, two = [await _why_not(output_format, render, ends, num_calls) for num_calls in (1, 2)]
+    wrong = one if one.sentence or two.outcome is _Outcome.REFUSED else two
+    if wrong.sentence and not is_told:
+        about = {"tokenizer": source.digest, "format": output_format.name, "why": wrong.sentence}
+        _log.warning("tools_unavailable", **about, rendered=wrong.rendered, read=wrong.read)
+    style, is_final = None, wrong.outcome is not _Outcome.FAILED
+    if not wrong.sentence:
+        try:
+            style = await _style(output_format, render, ends)
+        except InvalidRequestError:
+            is_final = False
+    return PartsSupport(wrong.sentence, output_format.has_reasoning, is_final, style)
 
 
 async def _style(output_format: OutputFormat, render: Render, ends: tuple[str, ...]) -> CallStyle | None:
+    """Raises InvalidRequestError for what was not rendered."""
     turns: list[str | None] = []
     for examples in (EXAMPLES[:1], EXAMPLES):
         answer = {"role": "assistant", "content": "", "tool_calls": [example.call for example in examples]}
         try:
             _, turn = await _turn(output_format, render, ends, answer, [example.tool for example in EXAMPLES])
-        except InvalidRequestError:  # several may be too many
-            turn = None
+        except InvalidRequestError as error:
+            if error.field != _REFUSED:
+                raise
+            turn = None  # several calls are too many
         turns.append(turn)
     one, both = turns
     with contextlib.suppress(StyleError):
@@ -147,10 +163,16 @@ async def _style(output_format: OutputFormat, render: Render, ends: tuple[str, .
     return None
 
 
+class _Outcome(Enum):
+    RENDERED = "rendered"
+    REFUSED = "the template says why"
+    FAILED = "it was not rendered, which may be a matter of time"
+
+
 @dataclass(frozen=True, slots=True)
 class _Trial:
     sentence: str = ""
-    is_refused: bool = False
+    outcome: _Outcome = _Outcome.RENDERED
     rendered: str = ""
     read: str = ""
 
@@ -161,9 +183,11 @@ async def _why_not(output_format: OutputFormat, render: Render, ends: tuple[str,
         try:
             trial = await _try(output_format, render, ends, expected, content)
         except InvalidRequestError as error:
-            shows_none = "its chat template does not show tools"
-            trial = _Trial(shows_none if error.field == _TOOLS_FIELD else error.message, error.field == _REFUSED)
-        if not trial.sentence or trial.is_refused:
+            if error.field == _TOOLS_FIELD:
+                trial = _Trial("its chat template does not show tools", _Outcome.REFUSED)
+            else:
+                trial = _Trial(error.message, _Outcome.REFUSED if error.field == _REFUSED else _Outcome.FAILED)
+        if not trial.sentence or trial.outcome is _Outcome.REFUSED:
             break
     return trial
 
@@ -188,9 +212,8 @@ async def _try(
     if begin and read == [*expected]:
         return _Trial()
     shown = output_format.template.alphabet.spell(turn)
-    return _Trial(
-        f"its chat template writes a call as {shown[:200]!r}, which is not read as one", False, shown, str(read)
-    )
+    why = f"its chat template writes a call as {shown[:200]!r}, which is not read as one"
+    return _Trial(why, rendered=shown, read=str(read))
 
 
 async def _turn(
