@@ -226,14 +226,14 @@ async def test_a_model_that_cannot_be_shown_to_write_calls_takes_no_tools(edge, 
 
 async def test_a_template_that_was_not_rendered_in_time_is_tried_again(edge, monkeypatch):
     chats = edge.texts._chats
-    render = chats.render_messages
+    render = chats.render
 
     async def late(*arguments):
         raise InvalidRequestError("chat", "the model's chat template fails: it takes too long")
 
-    monkeypatch.setattr(chats, "render_messages", late)
+    monkeypatch.setattr(chats, "render", late)
     shown, _ = await support(edge)
-    monkeypatch.setattr(chats, "render_messages", render)
+    monkeypatch.setattr(chats, "render", render)
     again, _ = await support(edge)
     assert (shown.supports_tools, again.supports_tools) == (False, True)
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Vocabulary:
     marks: tuple[str, ...] = ()
     num_special: int = 0
 
-    @property
+    @cache  # noqa: B019  there are few
     def spelling(self) -> Spelling:
         spelt = [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in self.marks]
         num_shown = len(spelt) - self.num_special
@@ -64,10 +65,17 @@ class Cut:
     num_reasoning_tokens: int
 
 
+@cache
 def output_format(entry: TableEntry, vocabulary: Vocabulary) -> OutputFormat:
     """What a model with these tokens is cut by."""
-    spelling = vocabulary.spelling
-    return OutputFormat(entry.name, BoundTemplate(entry.template, spelling.added, is_whole_turn=entry.is_whole_turn))
+    added = vocabulary.spelling().added
+    return OutputFormat(entry.name, BoundTemplate(entry.template, added, is_whole_turn=entry.is_whole_turn))
+
+
+@cache
+def chat_template(model: str) -> ChatTemplate:
+    """Compiled."""
+    return ChatTemplate(CHAT_TEMPLATES[model], _CONSTANTS)
 
 
 def cut(
@@ -82,7 +90,7 @@ def cut(
 ) -> Cut:
     """The output of a model, as text or tokens, token by token."""
     vocabulary = vocabulary or Vocabulary()
-    spelling = vocabulary.spelling
+    spelling = vocabulary.spelling()
     cutter = PartCutter(output_format(entry, vocabulary), Wanted("r1", 0, tools or {}, takes_calls))
     cutter.begin(np.array(vocabulary.encode(prompt), dtype=np.int32), spelling)
     detokenizer, pieces = Detokenizer(spelling, skip_special_tokens=True, before=[0]), []
@@ -139,18 +147,11 @@ def render(
     ]
     if reasoning:
         turn["reasoning_content"] = reasoning
-    template = ChatTemplate(CHAT_TEMPLATES[model], _CONSTANTS)
     reads_tools = "tools" in CHAT_TEMPLATES[model].replace("tool_calls", "")
     variables = {"tools": list(tools) if reads_tools else None, "add_generation_prompt": False}
-    whole = template.render([{"role": "user", "content": "hi"}, turn], _NOON, 1 << 20, variables)
-    anchors = BoundTemplate(chosen(CHAT_TEMPLATES[model]).template, {}, is_whole_turn=False).anchors
+    whole = chat_template(model).render([{"role": "user", "content": "hi"}, turn], _NOON, 1 << 20, variables)
+    anchors = output_format(chosen(CHAT_TEMPLATES[model]), Vocabulary()).template.anchors
     end = position = 0
     while (found := anchors.search(whole, position, is_end=True)[1]) is not None:
         end = position = found.end
     return _ENDS.split(whole[end:])[0]
-
-
-def prompt(model: str, **variables: object) -> str:
-    """What the model is asked, rendered by its chat template."""
-    template = ChatTemplate(CHAT_TEMPLATES[model], _CONSTANTS)
-    return template.render([{"role": "user", "content": "hi"}], _NOON, 1 << 20, variables)

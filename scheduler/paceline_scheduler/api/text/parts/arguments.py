@@ -15,8 +15,8 @@ from paceline_scheduler.api.text.parts.reading import (
     CallOutput,
     JsonValue,
     NoCallError,
-    Progress,
     Unsaid,
+    ValueProgress,
     behind_spaces,
 )
 
@@ -70,7 +70,7 @@ class Arguments(_ArgumentsReader):
         start = position
         position, progress = self._value.read(text, position, is_end)
         self._out.add_arguments(text[start:position])
-        return position, progress is not Progress.MORE
+        return position, progress is not ValueProgress.MORE
 
 
 class LaxArguments(_ArgumentsReader):

@@ -51,7 +51,7 @@ def write_grammar(
     """What llguidance compiles. `answer` is the form of an output without calls, as its grammars; none: text.
     `is_reasoning`: the prompt has opened the reasoning.
     """
-    writer = _Writer(template)
+    writer = _GrammarWriter(template)
     reasoning = writer.reasoning(is_open=is_reasoning)
     body = "" if calls is None else writer.calls(calls)
     if answer:
@@ -95,7 +95,7 @@ def _unheld_in_text(value: Any) -> Collection[str]:  # noqa: ANN401 (JSON)
     return value.keys() - _HELD_IN_TEXT | {"enum" for text in texts if not isinstance(text, str)}
 
 
-class _Writer:
+class _GrammarWriter:
     def __init__(self, template: BoundTemplate) -> None:
         self._template = template
         self._token_ids = {mark: token_id for token_id, mark in template.alphabet.by_token.items()}

@@ -4,7 +4,7 @@ import json
 from enum import Enum
 
 from paceline_scheduler.api.text.parts.bound import BoundCall
-from paceline_scheduler.api.text.parts.reading import SPACES, CallOutput, JsonValue, NoCallError, Progress, Unsaid
+from paceline_scheduler.api.text.parts.reading import SPACES, CallOutput, JsonValue, NoCallError, Unsaid, ValueProgress
 from paceline_scheduler.api.text.parts.template import Body
 
 _MAX_NAME_CHARS = 1024
@@ -55,10 +55,10 @@ class JsonCalls:
             start = position
             position, progress = self._value.read(text, position, is_end)
             self._out.add_arguments(text[start:position])
-            if progress is Progress.MORE:
+            if progress is ValueProgress.MORE:
                 return position, False
             self._end_value()
-            if progress is Progress.CLOSED:
+            if progress is ValueProgress.CLOSED:
                 return position, True
         self._said_to = position
         try:
@@ -76,10 +76,10 @@ class JsonCalls:
                 start = position
                 position, progress = self._value.read(text, position, is_end)
                 self._collect(text[start:position])
-                if progress is Progress.MORE:
+                if progress is ValueProgress.MORE:
                     return position, False
                 self._end_value()
-                if progress is Progress.CLOSED:
+                if progress is ValueProgress.CLOSED:
                     return position, self._give_up()
             elif (letter := text[position]) in SPACES:
                 position += 1

@@ -61,7 +61,7 @@ class Unsaid:
         return text
 
 
-class Progress(Enum):
+class ValueProgress(Enum):
     MORE = "more text decides"
     DONE = "the value is complete"
     CLOSED = "the call's closing mark stands where the value should go on"
@@ -84,9 +84,9 @@ class JsonValue:
         """Whether it is all inside of a text of the value."""
         return self._is_in_text and not self._is_escaped and '"' not in text and "\\" not in text
 
-    def read(self, text: str, position: int, is_end: bool) -> tuple[int, Progress]:
+    def read(self, text: str, position: int, is_end: bool) -> tuple[int, ValueProgress]:
         length, depth, is_in_text = len(text), self._depth, self._is_in_text
-        progress = Progress.MORE
+        progress = ValueProgress.MORE
         while position < length:
             if is_in_text:
                 if self._is_escaped:
@@ -112,17 +112,17 @@ class JsonValue:
                 elif letter in "}]" and depth:
                     depth, position = depth - 1, position + 1
                 elif self._is_scalar and letter in _ENDS_OF_SCALARS:
-                    progress = Progress.DONE
+                    progress = ValueProgress.DONE
                     break
                 else:
                     mark, _ = self._call.closes.match(text, position, is_end=is_end)
                     if mark is not None:
-                        progress = Progress.MORE if mark is UNFINISHED else Progress.CLOSED
+                        progress = ValueProgress.MORE if mark is UNFINISHED else ValueProgress.CLOSED
                         break
                     position += 1
                     continue
             if not (depth or is_in_text):
-                progress = Progress.DONE
+                progress = ValueProgress.DONE
                 break
         self._depth, self._is_in_text = depth, is_in_text
         return position, progress

@@ -81,7 +81,7 @@ class CallStyle:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FilledSlot:
     slot: Slot
     start: int
     end: int
@@ -125,13 +125,13 @@ def _end(template: BoundTemplate, call: BoundCall, behind: str) -> str:
     return behind[: marks[-1].end] if marks else _END_OF_JSON.match(behind)[0].rstrip()  # type: ignore[index]
 
 
-def _slots(turn: str, call: BoundCall, examples: Sequence[ExampleCall]) -> Iterator[_Found]:
+def _slots(turn: str, call: BoundCall, examples: Sequence[ExampleCall]) -> Iterator[_FilledSlot]:
     """In their order. Raises StyleError."""
-    found: list[_Found] = []
+    found: list[_FilledSlot] = []
     for example in examples:
         found.append(_place(turn, Slot.NAME, example.name))
         start, end = _arguments(turn, call, example.arguments)
-        found.append(_Found(Slot.ARGUMENTS, start, end))
+        found.append(_FilledSlot(Slot.ARGUMENTS, start, end))
         if example.id in turn:
             found.append(_place(turn, Slot.ID, example.id))
     found.sort(key=lambda each: each.start)
@@ -140,10 +140,10 @@ def _slots(turn: str, call: BoundCall, examples: Sequence[ExampleCall]) -> Itera
     yield from found
 
 
-def _place(turn: str, slot: Slot, text: str) -> _Found:
+def _place(turn: str, slot: Slot, text: str) -> _FilledSlot:
     if turn.count(text) != 1:
         raise StyleError(f"the turn names the call's {slot.value} {turn.count(text)} times")
-    return _Found(slot, turn.index(text), turn.index(text) + len(text))
+    return _FilledSlot(slot, turn.index(text), turn.index(text) + len(text))
 
 
 def _arguments(turn: str, call: BoundCall, arguments: Mapping[str, str]) -> tuple[int, int]:

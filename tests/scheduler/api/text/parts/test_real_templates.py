@@ -49,7 +49,7 @@ calls_in_json = st.tuples(
     ),
 )
 FEW = settings(max_examples=max(1, settings.default.max_examples // 15))
-"""6 calls of each model in all tests, times what each has of both kinds; 2 in an ordinary run."""
+MANY = settings(max_examples=2 * settings.default.max_examples)
 
 
 def as_written(cut_turn: Cut) -> list[tuple[str, object]]:
@@ -67,14 +67,26 @@ def entry_of(model: str):
     return chosen(CHAT_TEMPLATES[model])
 
 
-@pytest.mark.parametrize("model", MODELS)
-@FEW
-@given(data=st.data())
-def test_a_rendered_call_is_cut_into_the_same_call(model, data):
+def check_a_call(model, data):
     calls = data.draw(st.lists(calls_in_json, min_size=1, max_size=MAX_CALLS.get(model, 3)))
     if is_told_apart(model, calls):
         turn = cut(entry_of(model), render(model, TOOLS, calls), tools=SCHEMAS)
         assert (as_written(turn), turn.text, turn.reasoning) == (calls, "", "")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@FEW
+@given(data=st.data())
+def test_a_rendered_call_is_cut_into_the_same_call(model, data):
+    check_a_call(model, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@MANY
+@given(data=st.data())
+def test_many_rendered_calls_are_cut_into_the_same_calls(model, data):
+    check_a_call(model, data)
 
 
 CALLS = [("get_weather", {"city": 'Zürich "☃" {', "number": 3, "more": {"a": "b"}}), ("stop_it", {})]
