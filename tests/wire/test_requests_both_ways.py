@@ -2,7 +2,7 @@
 defaults reach clients through all of it.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -17,7 +17,15 @@ from paceline.v1 import sampling_pb2
 from paceline_client import Message, Output, Sampling, Scheduling, Stopping, Timeout, Tool, ToolCall, ToolChoice
 from paceline_client.hashing import rolling_hash
 from paceline_client.requests import Chat, GenerationRequest, Text
-from paceline_client.results import FinishReason, TokenLogprob, TokenLogprobs, Usage
+from paceline_client.results import (
+    FinishReason,
+    ReasoningPart,
+    TextPart,
+    TokenLogprob,
+    TokenLogprobs,
+    ToolCallPart,
+    Usage,
+)
 from paceline_client.wire import drain_reason, generate_message, read_deltas, read_failures
 from paceline_client.wire_requests import Held
 from paceline_executor.link.tokenizer import tokenizer_content
@@ -25,6 +33,7 @@ from paceline_executor.weights.tokenizer import SpecialTokens, make_bundle
 from paceline_scheduler.api import wire
 from paceline_scheduler.api.outbox import FailedRequest, Finish, MessageContent, PendingDelta
 from paceline_scheduler.api.resumption import body_of, check_resumption, is_begun, number_of
+from paceline_scheduler.api.text.parts.part import Part, PartKind
 from paceline_scheduler.errors import SlowConsumerError
 from paceline_scheduler.link.wire import decode_tokenizer
 
@@ -175,6 +184,34 @@ def test_output_arrives():
     assert (item.finish.matched_stop, item.finish.usage) == ("END", Usage(3, 2, 4))
     ((request_id, error),) = read_failures(response)
     assert (request_id, type(error).__name__, str(error)) == ("other", "SlowConsumerError", "read faster")
+
+
+def test_parts_and_bytes_of_tokens_arrive():
+    logprobs = (values.TokenLogprobs(1, -0.5, ((0, -1.0),)),)
+    parts = [
+        Part(PartKind.REASONING, "Hm."),
+        Part(PartKind.TEXT, "Yes."),
+        Part(PartKind.CALL, "{", 1, "abc123DEF", "f"),
+        Part(PartKind.CALL, "}", 1),
+    ]
+    finish = Finish(CoreFinishReason.STOP, None, None, 3, 0, 4, num_reasoning_tokens=2)
+    delta = PendingDelta("r", 0, 1, 77, [1], "", logprobs, finish, parts=parts, token_bytes=(b"a", b"\xc5"))
+
+    response = wire.session_response(MessageContent((delta,), (), heartbeat=False, drain=None))
+
+    (item,) = read_deltas(response)
+    call = ToolCallPart(1, "{", "abc123DEF", "f"), ToolCallPart(1, "}")
+    assert item.delta.parts == (ReasoningPart("Hm."), TextPart("Yes."), *call)
+    assert item.delta.logprobs == (TokenLogprobs(1, -0.5, (TokenLogprob(0, -1.0, b"a"),), b"\xc5"),)
+    assert item.finish.usage.num_reasoning_tokens == 2
+
+
+def test_how_a_model_marks_its_output_travels_to_the_scheduler():
+    bundle = make_bundle(b"{}", None, SpecialTokens(None, None, ()), GenerationDefaults())
+    marked = replace(bundle, response_template='{"fields": {}}')
+    sources = [decode_tokenizer(tokenizer_content(each), TOKENIZER_FORM) for each in (bundle, marked)]
+    assert [source.response_template for source in sources] == [None, '{"fields": {}}']
+    assert sources[0].digest != sources[1].digest
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])
