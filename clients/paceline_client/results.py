@@ -26,6 +26,8 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
+    token_bytes: bytes | None = None
+    """What it stands for, if asked for: not always whole characters; of a special token its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     top: tuple[TokenLogprob, ...]
+    token_bytes: bytes | None = None
+    """As in `TokenLogprob`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,8 +283,12 @@ def _read_times(times: pb.PhaseTimes) -> Times:
 
 
 def _read_logprobs(item: sampling_pb.TokenLogprobs) -> TokenLogprobs:
-    top = tuple(TokenLogprob(other.token_id, other.logprob) for other in item.top)
-    return TokenLogprobs(item.token_id, item.logprob, top)
+    top = tuple(TokenLogprob(other.token_id, other.logprob, _read_bytes(other)) for other in item.top)
+    return TokenLogprobs(item.token_id, item.logprob, top, _read_bytes(item))
+
+
+def _read_bytes(item: sampling_pb.TokenLogprobs | sampling_pb.TokenLogprob) -> bytes | None:
+    return item.token_bytes if item.HasField("token_bytes") else None
 
 
 def _read_error(error: sampling_pb.RequestError) -> PacelineError:
