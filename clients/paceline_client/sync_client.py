@@ -7,7 +7,7 @@ may be used from several threads at once.
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -174,6 +174,8 @@ class Client:
         tenant: str = "",
         request_id: str | None = None,
         timeout: TimeoutLike | None = None,
+        idempotent: bool = False,
+        trace: Mapping[str, str] | None = None,
     ) -> Stream:
         """The same as it comes: iterate over the deltas, then read `.result`."""
         stream = self._client.stream(
@@ -189,6 +191,8 @@ class Client:
             tenant=tenant,
             request_id=request_id,
             timeout=timeout,
+            idempotent=idempotent,
+            trace=trace,
         )
         return Stream(stream, self._loop_thread)
 
