@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from paceline_client import AsyncClient, AsyncStream, Delta, PacelineError, Result
+from paceline_client import AsyncClient, AsyncStream, Delta, Result
 from paceline_gateway.answers import DONE
 from paceline_gateway.asked import Asked, Prompt, asked_of_chat, asked_of_completion, turns
 from paceline_gateway.bodies import Body, ChatBody, CompletionBody, read_body
@@ -135,7 +135,8 @@ async def _each(works: Sequence[Coroutine[Any, Any, ValueT]]) -> list[ValueT]:
 
 @contextlib.asynccontextmanager
 async def _first_failure() -> AsyncIterator[None]:
+    """Of several requests, alone: the others ended with it."""
     try:
         yield
-    except* PacelineError as failures:
+    except ExceptionGroup as failures:
         raise failures.exceptions[0] from None

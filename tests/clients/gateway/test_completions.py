@@ -2,6 +2,7 @@
 
 import json
 
+import grpc
 import pytest
 from openai.types import Completion
 
@@ -10,7 +11,7 @@ from edge_rig.scripted_backend import ScriptedBackend
 from edge_rig.tiny import MODEL, encode
 from gateway_rig import events_of, serve_gateway
 from paceline_client import Delta, TokenLogprob, TokenLogprobs
-from paceline_client.testing import End, FakeServer, Tokens, echo, say
+from paceline_client.testing import End, Fail, FakeServer, Hold, Tokens, echo, say
 from paceline_gateway.completions import CompletionAnswer, Echo
 
 COMPLETIONS = "/v1/completions"
@@ -45,6 +46,19 @@ async def test_choices_are_numbered_over_several_prompts():
         answer = await ask(gateway, prompt=["a", "b"], n=2)
         assert [choice.text for choice in answer.choices] == ["a0", "a1", "b0", "b1"]
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 4)
+
+
+async def test_of_several_prompts_the_first_failure_is_the_answer_and_ends_the_others():
+    full = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL")
+
+    def script(request):
+        return [full] if request.text == "b" else [Hold()]
+
+    async with FakeServer(script) as server, serve_gateway(server.target) as gateway:
+        for stream in (False, True):
+            refused = await gateway.post(COMPLETIONS, {"prompt": ["a", "b"], "stream": stream})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        await server.seen_that(lambda seen: len(seen.cancelled) == 2)
 
 
 async def test_prompts_may_be_token_ids():
