@@ -1,6 +1,7 @@
 """The running gateway: its parts put together, served until a signal says to stop, then drained."""
 
 import asyncio
+import logging
 import os
 import ssl
 from collections.abc import Iterable
@@ -64,6 +65,7 @@ class Gateway:
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         http.load()
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are about what clients send
         tls = None if config.tls_dir is None else _server_context(config.tls_dir)
         try:
             self._server = await asyncio.get_running_loop().create_server(

@@ -13,8 +13,9 @@ from edge_rig.tiny import MODEL, encode
 from gateway_rig import ASKING, CHAT, serve_gateway
 from paceline.plan.values import FinishReason
 from paceline.process.callers import Caller, Role
-from paceline_client import AsyncClient, OverloadedError
-from paceline_client.testing import FakeServer, say
+from paceline_client import AsyncClient, Limits, OverloadedError
+from paceline_client.testing import FakeServer, Hold, say
+from paceline_gateway import process
 from paceline_gateway.clients import Clients
 from paceline_scheduler.access.tokens import Token
 from paceline_scheduler.api.servicer_access import Access
@@ -68,6 +69,15 @@ async def test_clients_of_the_scheduler_are_few_and_end_when_nobody_uses_them():
         async with clients.of("a"):
             assert made == ["a", "b", "c", "a"]
         await clients.close()
+
+
+async def test_a_key_has_so_many_requests_at_once(monkeypatch):
+    monkeypatch.setattr(process, "_LIMITS", Limits(max_concurrent_requests=1))
+    async with FakeServer([Hold()]) as server, serve_gateway(server.target) as gateway:
+        await gateway.ask(STREAMED)
+        await server.seen_that(lambda seen: seen.requests)
+        refused = await gateway.post(CHAT, ASKING)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
 
 
 async def kept(backend, gateway, body=STREAMED, headers=KEYED):
