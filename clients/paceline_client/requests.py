@@ -72,12 +72,12 @@ class Output:
     """How many alternatives to return with each token's log-probability; 0 returns the token's alone."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, from the second one on."""
-    token_bytes: bool | None = None
-    """True: also the bytes of each token that has a log-probability."""
     skip_special_tokens: bool | None = None
     """False shows the text of special tokens too."""
     stream_interval: int | None = None
     """How many tokens are gathered into one delta; the first token and the end come at once."""
+    token_bytes: bool | None = None
+    """True returns the bytes of each token beside its log-probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

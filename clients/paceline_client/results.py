@@ -27,7 +27,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     token_bytes: bytes | None = None
-    """What it stands for, if asked for: not always whole characters; of a special token its name."""
+    """As in `TokenLogprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TokenLogprobs:
     logprob: float
     top: tuple[TokenLogprob, ...]
     token_bytes: bytes | None = None
-    """As in `TokenLogprob`."""
+    """What the token stands for, which need not be whole characters; None unless asked for."""
 
 
 @dataclass(frozen=True, slots=True)
