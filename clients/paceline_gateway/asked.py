@@ -18,7 +18,7 @@ from paceline_client import (
     Stopping,
 )
 from paceline_client.forms import Form
-from paceline_gateway.bodies import Body, ChatBody, CompletionBody, ResponseFormat, Turn
+from paceline_gateway.bodies import Body, ChatBody, CompletionBody, ResponseFormat, StructuredOutputs, Turn
 from paceline_gateway.errors import refused
 
 # Of a request whose output goes out as a whole: fewer messages, and what is lost with a scheduler stays little.
@@ -166,16 +166,12 @@ def _form_of_response(asked: ResponseFormat | None) -> Form | None:
 
 
 def _forms_of_vllm(body: Body) -> list[Form]:
-    named = body.structured_outputs
-    schemas = [body.guided_json] if named is None else [body.guided_json, named.json]
-    patterns = [body.guided_regex] if named is None else [body.guided_regex, named.regex]
-    choices = [body.guided_choice] if named is None else [body.guided_choice, named.choice]
-    grammars = [body.guided_grammar] if named is None else [body.guided_grammar, named.grammar]
-    forms: list[Form] = [JsonObject()] if named is not None and named.json_object else []
-    forms += [JsonSchema(schema) for schema in schemas if schema is not None]
-    forms += [Regex(pattern) for pattern in patterns if pattern is not None]
-    forms += [Choice(options) for options in choices if options is not None]
-    return forms + [Grammar(grammar) for grammar in grammars if grammar is not None]
+    named = body.structured_outputs or StructuredOutputs()
+    forms: list[Form] = [JsonObject()] if named.json_object else []
+    forms += [JsonSchema(schema) for schema in (named.json, body.guided_json) if schema is not None]
+    forms += [Regex(pattern) for pattern in (named.regex, body.guided_regex) if pattern is not None]
+    forms += [Choice(options) for options in (named.choice, body.guided_choice) if options is not None]
+    return forms + [Grammar(lark) for lark in (named.grammar, body.guided_grammar) if lark is not None]
 
 
 def turns(messages: Sequence[Turn]) -> list[Message]:

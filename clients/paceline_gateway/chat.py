@@ -10,7 +10,7 @@ import msgspec
 
 from paceline_client import Completion, Delta, Result
 from paceline_gateway import logprobs
-from paceline_gateway.answers import encoded, finish_reason, usage
+from paceline_gateway.answers import DONE, encoded, finish_reason, usage
 
 
 class ChatAnswer:
@@ -24,6 +24,7 @@ class ChatAnswer:
         self._fields = {"id": request_id, "created": created, "model": model}
         head = encoded({"id": request_id, "object": "chat.completion.chunk", "created": created, "model": model})
         self._head = b"data: " + head[:-1] + b',"choices":['
+        self._has_usage = has_usage
         self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
         self._begun: set[int] = set()
 
@@ -40,8 +41,10 @@ class ChatAnswer:
             chunks += self._chunk(delta.index, b"", b'"logprobs":null,', finish_reason(delta.finish_reason))
         return chunks
 
-    def usage_chunk(self, results: Sequence[Result]) -> bytes:
-        return self._head + b'],"usage":' + encoded(usage(results)) + b"}\n\n"
+    def end(self, results: Sequence[Result]) -> bytes:
+        if not self._has_usage:
+            return DONE
+        return self._head + b'],"usage":' + encoded(usage(results)) + b"}\n\n" + DONE
 
     def whole(self, results: Sequence[Result]) -> bytes:
         (result,) = results

@@ -8,7 +8,7 @@ import msgspec
 
 from paceline_client import AsyncClient, Completion, Delta, Result, TokenLogprobs
 from paceline_gateway import logprobs
-from paceline_gateway.answers import encoded, finish_reason, usage
+from paceline_gateway.answers import DONE, encoded, finish_reason, usage
 from paceline_gateway.bodies import CompletionBody
 from paceline_gateway.errors import refused
 from paceline_gateway.logprobs import CompletionLogprobs
@@ -107,6 +107,7 @@ class CompletionAnswer:
     ) -> None:
         self._fields = {"id": request_id, "object": "text_completion", "created": created, "model": model}
         self._head = b"data: " + encoded(self._fields)[:-1] + b',"choices":['
+        self._has_usage = has_usage
         self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
         self._num_each = num_each
         self._choices = [_Choice(echo, has_logprobs=has_logprobs) for echo in echoes for _ in range(num_each)]
@@ -130,8 +131,10 @@ class CompletionAnswer:
             chunks += self._chunk(index, "", b'"logprobs":null,', finish_reason(delta.finish_reason))
         return chunks
 
-    def usage_chunk(self, results: Sequence[Result]) -> bytes:
-        return self._head + b'],"usage":' + encoded(usage(results)) + b"}\n\n"
+    def end(self, results: Sequence[Result]) -> bytes:
+        if not self._has_usage:
+            return DONE
+        return self._head + b'],"usage":' + encoded(usage(results)) + b"}\n\n" + DONE
 
     def whole(self, results: Sequence[Result]) -> bytes:
         choices = [

@@ -123,10 +123,10 @@ _PARAMS = {
     "chat": "messages",
     "token_ids": "prompt",
     "text": "prompt",
-    "output.token_bytes": "logprobs",
+    "token_bytes": "logprobs",
 }
 _PARAMS_OF = {
-    "chat/completions": {"prompt": "messages", "output.logprobs": "top_logprobs"},
+    "chat/completions": {"prompt": "messages", "logprobs": "top_logprobs"},
     "detokenize": {"token_ids": "tokens"},
 }
 
@@ -136,6 +136,6 @@ def _param(error: PacelineError, endpoint: str) -> str | None:
     path = error.violations[0].field if error.violations else error.metadata.get("feature", "")
     if not path:
         return "model" if isinstance(error, NotFoundError) else None
+    path = _OWN_PARTS.sub("", path)
     first = re.split(r"[.\[]", path, maxsplit=1)[0]
-    names = _PARAMS | _PARAMS_OF.get(endpoint, {})
-    return names.get(path) or names.get(first if first != "chat" else path) or _OWN_PARTS.sub("", path)
+    return (_PARAMS | _PARAMS_OF.get(endpoint, {})).get(first, path)

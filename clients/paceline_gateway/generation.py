@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from paceline_client import AsyncClient, AsyncStream, Delta, Result
-from paceline_gateway.answers import DONE
 from paceline_gateway.asked import Asked, Prompt, asked_of_chat, asked_of_completion, turns
 from paceline_gateway.bodies import Body, ChatBody, CompletionBody, read_body
 from paceline_gateway.chat import ChatAnswer
@@ -24,8 +23,8 @@ class AnswerWriter(Protocol):
     def chunks(self, number: int, delta: Delta, /) -> bytes:
         """What a delta adds, as events."""
 
-    def usage_chunk(self, results: Sequence[Result]) -> bytes:
-        """The last event but one."""
+    def end(self, results: Sequence[Result]) -> bytes:
+        """The last events."""
 
     def whole(self, results: Sequence[Result]) -> bytes:
         """All of it, as JSON."""
@@ -105,12 +104,10 @@ def _begun(
 
 async def _tell(exchange: Exchange, body: Body, streams: Sequence[AsyncStream], answer: AnswerWriter) -> None:
     is_stream = bool(body.stream)
-    async with exchange.attended(*streams, is_stream=is_stream), _first_failure():
+    async with exchange.attended(*streams, is_stream=is_stream):
         if is_stream:
             await _each([_events(exchange, number, stream, answer) for number, stream in enumerate(streams)])
-            results = [stream.result for stream in streams]
-            is_told = body.stream_options is not None and body.stream_options.include_usage
-            await exchange.end((answer.usage_chunk(results) if is_told else b"") + DONE)
+            await exchange.end(answer.end([stream.result for stream in streams]))
         else:
             await exchange.answer(answer.whole(await _each([stream.collect() for stream in streams])))
 
@@ -128,15 +125,9 @@ async def _each(works: Sequence[Coroutine[Any, Any, ValueT]]) -> list[ValueT]:
     """What all of these return; the first that fails ends the others."""
     if len(works) == 1:
         return [await works[0]]
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work) for work in works]
-    return [task.result() for task in tasks]
-
-
-@contextlib.asynccontextmanager
-async def _first_failure() -> AsyncIterator[None]:
-    """Of several requests, alone: the others ended with it."""
     try:
-        yield
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
