@@ -167,6 +167,7 @@ def make_app(generation: Generation, services: ShortCalls, meter: Meter, cors_or
     routes = [
         route("/v1/chat/completions", generation.chat, "POST", "chat/completions"),
         route("/v1/completions", generation.completion, "POST", "completions"),
+        route("/v1/responses", generation.response, "POST", "responses"),
         route("/v1/models", services.models, "GET", "models"),
         route("/v1/models/{model:path}", services.model, "GET", "models"),
         route("/tokenize", services.tokenize, "POST", "tokenize"),

@@ -26,6 +26,7 @@ _WHOLE_INTERVAL = 64
 _LEAST_TOP_P = 1e-6  # 0 means the most likely token alone
 _PRIORITY_OF_TIER = {"flex": 50, "priority": -50}
 _UINT64 = 2**64
+_TEXT_PARTS = ("text", "input_text", "output_text")  # the latter two in `/v1/responses`
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -178,10 +179,11 @@ def turns(messages: Sequence[Turn]) -> list[Message]:
     """Raises ApiError for what a turn may not have."""
     if not messages:
         raise refused("messages", "is empty")
-    return [_turn(turn, f"messages[{number}]") for number, turn in enumerate(messages)]
+    return [message_of(turn, f"messages[{number}]") for number, turn in enumerate(messages)]
 
 
-def _turn(turn: Turn, path: str) -> Message:
+def message_of(turn: Turn, path: str) -> Message:
+    """Raises ApiError, with `path` as the name of the turn."""
     # Calls, their answers, names and reasoning of earlier turns come with the client library's.
     for name in ("tool_calls", "tool_call_id", "function_call", "name", "audio", "reasoning_content", "reasoning"):
         if getattr(turn, name):
@@ -196,9 +198,9 @@ def _content(turn: Turn, path: str) -> str:
         return turn.content
     texts = []
     for number, part in enumerate(turn.content):
-        text = part.refusal if part.type == "refusal" else part.text if part.type == "text" else None
+        text = part.refusal if part.type == "refusal" else part.text if part.type in _TEXT_PARTS else None
         if text is None:
-            sentence = f"{part.type!r} is not taken: parts are text" if part.type != "text" else "has no text"
+            sentence = f"{part.type!r} is not taken: parts are text" if part.type not in _TEXT_PARTS else "has no text"
             raise refused(f"{path}.content[{number}].type", sentence, code="unsupported_parameter")
         texts.append(text)
     return "\n".join(texts)

@@ -138,6 +138,48 @@ class CompletionBody(Body, frozen=True):
     best_of: int | None = None
 
 
+class TextFormat(NamedSchema, frozen=True):
+    type: str = "text"
+
+
+class TextSettings(msgspec.Struct, frozen=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class InputItem(msgspec.Struct, frozen=True):
+    """A message; items of other types are refused by theirs."""
+
+    content: str | list[Part] | None = None
+    role: str = "user"
+    type: str = "message"
+
+
+class ResponsesBody(Fields, frozen=True):
+    not_done = (
+        "store", "previous_response_id", "background", "conversation", "prompt", "tools", "reasoning", "include",
+        "max_tool_calls", "top_logprobs", "context_management",
+    )  # fmt: skip
+
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    text: TextSettings | None = None
+    truncation: str | None = None
+    service_tier: str | None = None
+    metadata: dict[str, Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    stream_options: Any = None
+    user: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+
 class TokenizeBody(Fields, frozen=True):
     not_done = ("tools", "continue_final_message", "chat_template", "chat_template_kwargs")
 

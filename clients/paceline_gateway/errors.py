@@ -127,6 +127,11 @@ _PARAMS = {
 }
 _PARAMS_OF = {
     "chat/completions": {"prompt": "messages", "logprobs": "top_logprobs"},
+    "responses": {
+        **dict.fromkeys(("prompt", "chat", "text", "messages"), "input"),
+        **dict.fromkeys(("structured", "response_format"), "text.format"),
+        "max_tokens": "max_output_tokens",
+    },
     "detokenize": {"token_ids": "tokens"},
 }
 

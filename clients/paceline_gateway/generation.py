@@ -9,12 +9,13 @@ from typing import Any, Protocol, TypeVar
 
 from paceline_client import AsyncClient, AsyncStream, Delta, Result
 from paceline_gateway.asked import Asked, Prompt, asked_of_chat, asked_of_completion, turns
-from paceline_gateway.bodies import Body, ChatBody, CompletionBody, read_body
+from paceline_gateway.bodies import Body, ChatBody, CompletionBody, ResponsesBody, read_body
 from paceline_gateway.chat import ChatAnswer
 from paceline_gateway.clients import Clients
 from paceline_gateway.completions import CompletionAnswer, Echo, echo_of, prompts_of
 from paceline_gateway.errors import refused
 from paceline_gateway.exchange import Exchange
+from paceline_gateway.responses import ResponseAnswer, chat_of, prompt_of
 
 
 class AnswerWriter(Protocol):
@@ -73,6 +74,15 @@ class Generation:
                 is_echo_alone=bool(body.echo and body.max_tokens == 0),
             )
             await _tell(exchange, body, _begun(client, exchange, asked, prompts, request_id), answer)
+
+    async def response(self, exchange: Exchange) -> None:
+        body, exchange.ignored = read_body(ResponsesBody, await exchange.body())
+        prompt, chat = prompt_of(body), chat_of(body)
+        async with self._client(exchange) as client:
+            asked = asked_of_chat(chat, await _model(client, chat))
+            request_id = exchange.key or f"resp_{uuid.uuid4().hex}"
+            answer = ResponseAnswer(request_id, body, asked.model, int(time.time()))
+            await _tell(exchange, chat, _begun(client, exchange, asked, [prompt], request_id), answer)
 
     def _client(self, exchange: Exchange) -> contextlib.AbstractAsyncContextManager[AsyncClient]:
         return (self._clients.of if exchange.key is None else self._clients.alone)(exchange.bearer)
