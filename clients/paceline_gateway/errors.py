@@ -24,6 +24,8 @@ from paceline_client import (
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _DEFAULT_RETRY_S = 1.0
+_TOO_LONG = "context_length_exceeded"
+"""LiteLLM and LangChain tell it by words of the message alone."""
 
 
 class ApiError(Exception):
@@ -73,7 +75,7 @@ class _Answer:
 
 
 _ANSWER_OF_REASON = {
-    "PROMPT_TOO_LONG": _Answer(400, _INVALID, "context_length_exceeded"),
+    "PROMPT_TOO_LONG": _Answer(400, _INVALID, _TOO_LONG),
     "PERMISSION_DENIED": _Answer(403, "permission_error", "permission_denied"),
     "RESUME_MISMATCH": _Answer(409, _INVALID, "idempotency_conflict", helps_retry=False),
     "EXECUTORS_DIED": _Answer(500, _SERVER, "executors_died", helps_retry=False),
@@ -105,6 +107,8 @@ def api_error(error: PacelineError, endpoint: str) -> ApiError:
     message = error.message
     if param is not None and error.violations and message.startswith(error.violations[0].field):
         message = param + message.removeprefix(error.violations[0].field)
+    if answer.code == _TOO_LONG:
+        message += f": this model's maximum context length is exceeded ({_TOO_LONG})"
     return ApiError(
         answer.status,
         message,

@@ -131,6 +131,9 @@ async def test_what_is_wrong_is_refused_by_its_name_in_openais_api():
             error = response.json()["error"]
             assert (response.status_code, error["param"], error["code"]) == (status, param, code), (body, error)
             assert error["type"] == "invalid_request_error"
+            # LangChain looks for the one, LiteLLM for the other.
+            words = (code or "", "this model's maximum context length is")
+            assert (code == "context_length_exceeded") == all(word in error["message"] for word in words)
         for content in (b"", b"[]", b"{", b"\xff", b"[" * 100_000):
             response = await gateway.http.post(CHAT, content=content)
             assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
