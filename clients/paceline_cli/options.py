@@ -65,6 +65,10 @@ RunnerOption = Annotated[
         help="What executors compute on: auto, cuda or cpu; twin for rehearsals; simulated: they have no model.",
     ),
 ]
+GatewayOption = Annotated[
+    bool,
+    typer.Option("--gateway", help="Serve OpenAI's HTTP API too, on port 8000; 7 above --port where that is given."),
+]
 HostOption = Annotated[
     str, typer.Option("--host", metavar="ADDRESS", help="Where the API listens; executors stay on loopback.")
 ]

@@ -218,8 +218,15 @@ class AsyncClient:
         tenant: str = "",
         request_id: str | None = None,
         timeout: TimeoutLike | None = None,  # noqa: ASYNC109  it travels with the request, and the server keeps it too
+        idempotent: bool = False,
+        trace: Mapping[str, str] | None = None,
     ) -> Result:
-        """The whole output for a text, a chat or token ids, exactly one of them. Raises a `PacelineError`."""
+        """The whole output for a text, a chat or token ids, exactly one of them. Raises a `PacelineError`.
+
+        `idempotent`: one of this id and tenant that runs, or has ended within 30 s, is read from its beginning, and
+        whoever read it so far gets `ConflictError`; else that is what an id in use costs the newcomer. `trace`: the W3C
+        headers `traceparent` and `tracestate` of the span that asks; None: those of OpenTelemetry's current span.
+        """
         stream = self.stream(
             prompt,
             messages=messages,
@@ -237,6 +244,8 @@ class AsyncClient:
             tenant=tenant,
             request_id=request_id,
             timeout=timeout,
+            idempotent=idempotent,
+            trace=trace,
         )
         async with stream:
             try:
@@ -263,6 +272,8 @@ class AsyncClient:
         tenant: str = "",
         request_id: str | None = None,
         timeout: TimeoutLike | None = None,
+        idempotent: bool = False,
+        trace: Mapping[str, str] | None = None,
     ) -> AsyncStream:
         """The same as it comes: iterate over the deltas, then read `.result`."""
         request = make_request(
@@ -284,6 +295,8 @@ class AsyncClient:
             tenant=tenant,
             timeout=make_timeout(timeout, self._timeout),
             request_id=request_id,
+            is_idempotent=idempotent,
+            trace=trace,
         )
         return AsyncStream(RequestRun(self._connection, request, self._retry), request)
 

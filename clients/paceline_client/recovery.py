@@ -24,6 +24,9 @@ _NO_EXECUTOR = "NO_EXECUTOR"
 _TAKES_NOTHING = ("STANDBY", "DRAINING", _NO_EXECUTOR)
 # The server ran the request, and says that it runs it no longer.
 _GIVEN_UP = ("GIVEN_UP", "SLOW_CONSUMER")
+_IN_USE = "DUPLICATE_REQUEST"
+_NEWEST = "newest_attachment"  # said of a refused attachment, and not of one that was taken and then superseded
+_MAX_TAKEOVERS = 3  # several clients may be taking it over at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,9 @@ class _Outage:
 
 
 class Recovery:
-    def __init__(self, retry: Retry) -> None:
+    def __init__(self, retry: Retry, *, is_idempotent: bool = False) -> None:
         self._retry = retry
+        self._num_takeovers_left = _MAX_TAKEOVERS if is_idempotent else 0
         self._num_refusals = 0
         self._number = 0
         self._may_be_known = False
@@ -90,7 +94,8 @@ class Recovery:
             self._raise_unreachable(error, at)
         self._may_be_known = self._may_be_known or may_be_known_after(error, at.num_tokens)
         if is_final(error):
-            raise error
+            self._take_over_after(error, at)
+            return 0.0
         if self._may_be_known or error.reason in _TAKES_NOTHING:
             return self._wait_out(error, at)
         self._num_refusals += 1
@@ -98,6 +103,14 @@ class Recovery:
         if pause is None:
             raise error
         return pause
+
+    def _take_over_after(self, error: PacelineError, at: FailureContext) -> None:
+        """Number the next attachment above that of another client which has the request; else raise the error."""
+        told = str(self._number) if error.reason == _IN_USE else error.metadata.get(_NEWEST, "")
+        if not told.isdecimal() or at.num_tokens or not self._num_takeovers_left:
+            raise error
+        self._num_takeovers_left -= 1
+        self._number = int(told) + 1
 
     def _wait_out(self, error: PacelineError, at: FailureContext) -> float:
         is_lost = _is_lost(error)

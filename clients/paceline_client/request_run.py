@@ -47,7 +47,7 @@ class RequestRun:
         self._connection = connection
         max_outage_seconds = request.timeout.total_seconds or retry.max_outage_seconds
         self._request = replace(request, max_outage_seconds=max_outage_seconds)
-        self._recovery = Recovery(retry)
+        self._recovery = Recovery(retry, is_idempotent=request.is_idempotent)
         self._inbox = Inbox(
             request.request_id,
             max_buffered_tokens=connection.limits.max_buffered_tokens,

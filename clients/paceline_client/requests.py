@@ -170,6 +170,8 @@ class GenerationRequest:
     trace_state: str | None = None
     max_outage_seconds: float | None = None
     """None: as long as the scheduler lets requests wait for an executor."""
+    is_idempotent: bool = False
+    """One of this id that is known is read from its beginning, instead of being refused."""
 
     @property
     def num_completions(self) -> int:
@@ -189,9 +191,11 @@ def make_request(
     tenant: str,
     timeout: Timeout,
     request_id: str | None = None,
+    is_idempotent: bool = False,
+    trace: Mapping[str, str] | None = None,
 ) -> GenerationRequest:
     """`InvalidRequestError` for what is of another type."""
-    trace = _current_trace()
+    trace = _current_trace() if trace is None else trace
     return GenerationRequest(
         prompt=prompt,
         request_id=request_id or new_request_id(),
@@ -205,6 +209,7 @@ def make_request(
         timeout=timeout,
         trace_parent=trace.get("traceparent"),
         trace_state=trace.get("tracestate"),
+        is_idempotent=is_idempotent,
     )
 
 

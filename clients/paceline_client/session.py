@@ -299,7 +299,7 @@ class Session:
         running.inbox.accept(received)
         if received.finish is not None:
             running.owed_finishes.discard(received.delta.index)
-            if not running.owed_finishes:
+            if not running.owed_finishes and not running.request.is_idempotent:  # another client may want it again
                 self._unacknowledged.append(received.request_id)
         if not running.inbox.has_ended:
             return

@@ -181,6 +181,8 @@ class Client:
         tenant: str = "",
         request_id: str | None = None,
         timeout: TimeoutLike | None = None,
+        idempotent: bool = False,
+        trace: Mapping[str, str] | None = None,
     ) -> Stream:
         """The same as it comes: iterate over the deltas, then read `.result`."""
         stream = self._client.stream(
@@ -200,6 +202,8 @@ class Client:
             tenant=tenant,
             request_id=request_id,
             timeout=timeout,
+            idempotent=idempotent,
+            trace=trace,
         )
         return Stream(stream, self._loop_thread)
 

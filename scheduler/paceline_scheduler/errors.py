@@ -3,6 +3,7 @@
 SchedulerError
     RequestRefusedError
         InvalidRequestError
+            PromptTooLongError
             InvalidFormError
         UnsupportedError
         UnauthenticatedError
@@ -77,6 +78,10 @@ class InvalidRequestError(RequestRefusedError, code=Code.INVALID_ARGUMENT, reaso
         self.message = message
 
 
+class PromptTooLongError(InvalidRequestError, reason="PROMPT_TOO_LONG"):
+    """The context of the model cannot hold it."""
+
+
 class InvalidFormError(InvalidRequestError):
     """Of a structured output; `reason` is one of `paceline.forms`."""
 
@@ -111,6 +116,10 @@ class DuplicateRequestError(RequestRefusedError, code=Code.ALREADY_EXISTS, reaso
 
 class StaleAttachmentError(RequestRefusedError, code=Code.ABORTED, reason="STALE_ATTACHMENT"):
     """A newer attachment of the client has the request, or had it."""
+
+    def __init__(self, message: str, newest: int = 0) -> None:
+        super().__init__(message)
+        self.newest = newest
 
 
 class ResumeMismatchError(RequestRefusedError, reason="RESUME_MISMATCH"):

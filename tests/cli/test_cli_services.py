@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from paceline_cli.supervisor.programs import (
     find_script,
     fixed_ports,
     free_ports,
+    gateway_ports,
     programs_of,
     retold,
 )
@@ -278,6 +280,18 @@ def test_a_standby_is_a_second_scheduler_of_the_same_executors(use_fakes):
     assert "--standby" in second
     assert option(first, "--executors") == option(second, "--executors")
     assert pair.target == "127.0.0.1:50051,127.0.0.1:50054"
+
+
+def test_a_gateway_is_told_where_the_schedulers_are_and_ends_before_them(use_fakes):
+    for first, expected in ((50051, ["8000", "9466"]), (50151, ["50158", "50159"])):
+        ports = fixed_ports(first, 50061, 1)
+        gateway = programs_of(
+            replace(deployment(tls_dir=Path("c"), with_standby=True), ports=ports, gateway=gateway_ports(ports))
+        )[-1]
+        assert (gateway.name, gateway.stop_stage) == ("gateway", -1)
+        assert ports_of(gateway.command, "", "metrics-") == expected
+        assert option(gateway.command, "--target") == f"127.0.0.1:{first},127.0.0.1:{first + 3}"
+        assert option(gateway.command, "--tls-dir") == "c"
 
 
 def test_only_what_is_asked_for_is_passed_on_and_to_whom_it_concerns(use_fakes):

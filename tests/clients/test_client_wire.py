@@ -11,7 +11,7 @@ from paceline_client.errors import InvalidRequestError
 from paceline_client.requests import Chat, GenerationRequest, Message, Text, TokenIds, make_prompt
 from paceline_client.wire import generate_message
 
-REFUSED_BY_SERVERS = ("parts", "token_bytes")  # of this release; what they would do is told in protos/README.md
+REFUSED_BY_SERVERS = ("parts",)  # of this release; what they would do is told in protos/README.md
 
 
 def encode(prompt=None, *, max_bytes=10_000, tenant="", **parts):
@@ -52,7 +52,7 @@ def test_every_option_arrives():
             max_tokens=7, min_tokens=2, stop=["a", "b"], stop_token_ids=[9], ignore_eos=True,
             include_stop_str_in_output=True,
         ),
-        output=Output(logprobs=3, prompt_logprobs=1, skip_special_tokens=False, stream_interval=2),
+        output=Output(logprobs=3, prompt_logprobs=1, token_bytes=True, skip_special_tokens=False, stream_interval=2),
         scheduling=Scheduling(priority=-1, cache_salt="s", bypass_prefix_cache=True, max_num_draft_tokens=0),
         timeout=Timeout(total_seconds=1.5),
         tenant="t",

@@ -87,13 +87,17 @@ def test_the_client_library_needs_the_stubs_and_no_program(wheels, tmp_path):
 def test_no_two_distributions_bring_the_same_file(wheels):
     owners = [name for wheel in wheels.values() for name in files_of(wheel)]
     assert len(owners) == len(set(owners))
-    assert scripts_of(wheels["paceline"]) == {"paceline", "paceline-scheduler", "paceline-executor"}
+    assert scripts_of(wheels["paceline"]) == {"paceline", "paceline-scheduler", "paceline-executor", "paceline-gateway"}
 
 
 @pytest.mark.slow
 def test_a_program_without_its_extra_says_what_to_install(wheels, tmp_path):
     folder = installed(tmp_path, *wheels.values())
-    for program, arguments in (("scheduler", "--executors localhost:1"), ("executor", "--model some")):
+    for program, arguments in (
+        ("scheduler", "--executors localhost:1"),
+        ("executor", "--model some"),
+        ("gateway", ""),
+    ):
         without = f"import sys; sys.modules['structlog'] = None; sys.argv[1:] = {arguments.split()}"
         ended = run_beside(folder, f"{without}\nfrom paceline_{program}.__main__ import main; main()")
         assert ended.stderr == (

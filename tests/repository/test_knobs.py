@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from paceline_cli.app import app
 from paceline_cli.options import HANDED_OPTIONS
 from paceline_executor import config as executor
+from paceline_gateway import config as gateway
 from paceline_scheduler import config as scheduler
 from repository_checks.knobs import MAX_COMMAND_KNOBS, MAX_KNOBS, kept_places, options, scattered
 from repository_checks.sources import ROOT
@@ -24,7 +25,8 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 @pytest.fixture(scope="module")
 def knobs():
     """The options of every program that this repository installs, and of every command of `paceline`."""
-    found = {"paceline-scheduler": help_of(scheduler.parse_config), "paceline-executor": help_of(executor.parse_config)}
+    programs = {"scheduler": scheduler, "executor": executor, "gateway": gateway}
+    found = {f"paceline-{name}": help_of(config.parse_config) for name, config in programs.items()}
     for name in ("", *typer.main.get_group(app).commands):
         result = CliRunner().invoke(app, [*filter(None, [name]), "--help"])
         assert result.exit_code == 0, result.output

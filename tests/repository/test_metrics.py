@@ -1,4 +1,4 @@
-"""The metrics of both processes are documented, each once, as they are."""
+"""The metrics of all processes are documented, each once, as they are."""
 
 import re
 
@@ -7,6 +7,7 @@ import pytest
 from paceline.process.metrics_port import PREFIX
 from paceline_executor.link import metrics as executor
 from paceline_executor.rows import forms
+from paceline_gateway import metrics as gateway
 from paceline_scheduler.config import parse_config
 from paceline_scheduler.observers import definitions as scheduler
 from repository_checks.sources import ROOT
@@ -14,7 +15,10 @@ from repository_checks.sources import ROOT
 pytestmark = pytest.mark.lint
 
 OPERATING = (ROOT / "OPERATING.md").read_text(encoding="utf-8")
-DEFINITIONS = (*scheduler.READ, *scheduler.COUNTED, *executor.READ, *executor.COUNTED, *forms.COUNTED)
+DEFINITIONS = (
+    *(*scheduler.READ, *scheduler.COUNTED, *executor.READ, *executor.COUNTED, *forms.COUNTED),
+    *(*gateway.READ, *gateway.COUNTED),
+)
 
 
 def documented(text):

@@ -122,6 +122,7 @@ def test_the_rule_bites(rule, path, text, message):
         (rules.class_width, CORE, f"{ASSIGNED_15}    def f(self):\n        self.a_0 = self.b.c = self.d[0] = 1"),
         (rules.class_width, CORE, f"@dataclass(frozen=True, slots=True)\nclass Request:\n{PARTS_16}"),
         (rules.class_width, CORE, f"class Request(NamedTuple):\n{PARTS_16}"),
+        (rules.class_width, CORE, f"class Request(Struct, frozen=True):\n{PARTS_16}"),
         (rules.class_width, CORE, class_with_16_arrays("num_rows")),
         (rules.environment, "scheduler/paceline_scheduler/config.py", "option(envvar='A')"),
         (rules.unsafe_loading, CORE, "model.eval()\nself.load('x')\nre.compile('x')"),

@@ -20,6 +20,7 @@ BREACHES = {
     "kernels-alone": ("kernels/paceline_kernels/breach.py", "import grpc"),
     "client-alone": ("clients/paceline_client/breach.py", "import numpy"),
     "cli-alone": ("clients/paceline_cli/breach.py", "import paceline_executor"),
+    "gateway-alone": ("clients/paceline_gateway/breach.py", "import paceline_cli.client"),
     "cli-layers": ("clients/paceline_cli/top/breach.py", "import paceline_cli.commands.top"),
     "process-alone": ("protos/paceline/process/breach.py", "import paceline.v1.plan_pb2"),
     "plan-alone": ("protos/paceline/plan/breach.py", "import structlog"),

@@ -10,7 +10,7 @@ from paceline_cli.config import DEFAULT_TARGET
 from paceline_cli.failures import reported
 from paceline_cli.output import never_waiting
 from paceline_cli.services import run_deployment
-from paceline_cli.supervisor.programs import LOOPBACK, Deployment, fixed_ports
+from paceline_cli.supervisor.programs import LOOPBACK, Deployment, fixed_ports, gateway_ports
 from paceline_cli.supervisor.supervisor import Restarts
 from paceline_client.results import Model
 
@@ -21,6 +21,7 @@ def up(
     offline: options.OfflineOption = False,
     num_executors: options.NumExecutorsOption = 1,
     standby: options.StandbyOption = False,
+    gateway: options.GatewayOption = False,
     host: options.HostOption = LOOPBACK,
     insecure: options.InsecureOption = False,
     tls_dir: options.OwnTlsDirOption = None,
@@ -44,6 +45,7 @@ def up(
     Ctrl-C lets running requests finish, then stops everything; a second Ctrl-C stops at once. The exit code is 0 only
     where nothing was given up.
     """
+    ports = fixed_ports(port, executor_port, num_executors, metrics_port)
     deployment = Deployment(
         options=options.names_of(up),
         model=options.model_for(runner, model),
@@ -51,7 +53,7 @@ def up(
         insecure=insecure,
         tls_dir=tls_dir,
         tokens=tokens,
-        ports=fixed_ports(port, executor_port, num_executors, metrics_port),
+        ports=ports,
         shutdown_timeout_seconds=shutdown_timeout,
         num_threads=num_threads,
         runner=runner,
@@ -59,6 +61,7 @@ def up(
         scheduler_options=handed.scheduler,
         executor_options=handed.executor,
         with_standby=standby,
+        gateway=gateway_ports(ports) if gateway else None,
     )
 
     async def announce(models: list[Model]) -> None:
@@ -83,6 +86,11 @@ def ready_text(deployment: Deployment, models: list[Model]) -> str:
             _addresses(LOOPBACK, (executor.metrics for executor in deployment.ports.executors)),
         )
     )
+    http = ""
+    if deployment.gateway is not None:
+        scheme = "http" if deployment.tls_dir is None else "https"
+        http = f"  OpenAI     {scheme}://{_addresses(host, [deployment.gateway.http])}/v1\n"
+        metrics += f", {_addresses(host, [deployment.gateway.metrics])}"
     standby = "\nOne scheduler drives the executors, the other one stands by.\n" if deployment.with_standby else ""
     is_default = deployment.target.replace("127.0.0.1", "localhost") == DEFAULT_TARGET
     option = "" if is_default else f" --target {deployment.target}"
@@ -94,7 +102,7 @@ def ready_text(deployment: Deployment, models: list[Model]) -> str:
 Ready: {names}
 
   API        {apis}
-  Admin      {admins}
+{http}  Admin      {admins}
   Health     {healths}
   Executors  {executors}
   Metrics    {metrics}

@@ -1,6 +1,6 @@
 """The services as programs: where their console scripts are, on which ports they listen, and their command lines.
 
-Knows the options of `paceline-scheduler` and `paceline-executor`. Never imports the services.
+Knows the options of `paceline-scheduler`, `paceline-executor` and `paceline-gateway`. Never imports the services.
 """
 
 import contextlib
@@ -18,18 +18,24 @@ from pathlib import Path
 from paceline_cli.supervisor.events import Program
 
 LOOPBACK = "127.0.0.1"
-_SCHEDULER, _EXECUTOR = "scheduler", "executor"
+_SCHEDULER, _EXECUTOR, _GATEWAY = "scheduler", "executor", "gateway"
 _GPU_RUNNER = "cuda"  # it takes no threads
-# Schedulers drain before the executors go that run their requests.
-_SCHEDULERS_STOP, _EXECUTORS_STOP = 0, 1
+# Each drains before what its requests run on.
+_GATEWAYS_STOP, _SCHEDULERS_STOP, _EXECUTORS_STOP = -1, 0, 1
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound
 _SCHEDULER_PORT, _EXECUTOR_PORT, _METRICS_PORT = 50051, 50061, 9464
 _EXECUTOR_PORT_STEP = 10
-_FIRST_PORTS = {_SCHEDULER: "--port", _EXECUTOR: "--executor-port"}  # from which the others are counted
+_GATEWAY_PORT, _GATEWAY_METRICS_OFFSET = 8000, 2
+_FIRST_PORTS = {
+    _SCHEDULER: "--port",
+    _GATEWAY: "--port",
+    _EXECUTOR: "--executor-port",
+}  # from which the others are counted
 _COUNTED_PORTS = ("--port", "--admin-port", "--health-port")
 _STANDBY_OFFSET = 3
 _HEALTH_OFFSET = 2
 _METRICS_OFFSET = 6
+_GATEWAY_OFFSET = 7
 # Below those that systems give to outgoing connections by themselves: Linux from 32768 on, others from 49152.
 _OWN_PORTS = range(10_000, 32_000)
 _MAX_PORT_TRIES = 100
@@ -57,6 +63,12 @@ class ExecutorPorts:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayPorts:
+    http: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentPorts:
     scheduler: SchedulerPorts
     standby: SchedulerPorts
@@ -68,7 +80,7 @@ class DeploymentPorts:
 class Deployment:
     """A scheduler, or two that stand by for each other, and executors on one machine. None: the service's default.
 
-    `host` is where the schedulers' API listens. The executors listen on loopback: nobody else needs them.
+    `host` is where the schedulers' API and the gateway listen. Executors listen on loopback: nobody else needs them.
     """
 
     model: str | None
@@ -92,6 +104,8 @@ class Deployment:
     """Behind all others on an executor's command line."""
     with_standby: bool = False
     """Two schedulers: whichever is not driving the executors stands by."""
+    gateway: GatewayPorts | None = None
+    """None: there is no gateway."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -145,6 +159,13 @@ def fixed_ports(
     )
 
 
+def gateway_ports(ports: DeploymentPorts) -> GatewayPorts:
+    """The documented ones; where others are counted, 7 above the scheduler's API and 2 above its metrics."""
+    first = ports.scheduler.api
+    http = _GATEWAY_PORT if first == _SCHEDULER_PORT else first + _GATEWAY_OFFSET
+    return GatewayPorts(http, ports.scheduler.metrics + _GATEWAY_METRICS_OFFSET)
+
+
 def free_ports(num_executors: int) -> DeploymentPorts:
     """Ports of loopback that nobody listens on now; held all at once while they are chosen, so that they differ."""
     with contextlib.ExitStack() as held:
@@ -166,7 +187,7 @@ def _listen_somewhere() -> socket.socket:
 
 
 def programs_of(deployment: Deployment) -> list[Program]:
-    """The schedulers, which are ended first, and the executors."""
+    """The schedulers, the executors, and the gateway if there is one, which is ended first."""
     scheduler, executor = find_script("paceline-scheduler"), find_script("paceline-executor")
     patience = _STAND_IN_SECONDS if deployment.with_standby else 0.0
     schedulers = [
@@ -190,7 +211,24 @@ def programs_of(deployment: Deployment) -> list[Program]:
         )
         for name, ports in zip(deployment.executor_names, deployment.ports.executors, strict=True)
     ]
-    return schedulers + executors
+    return [*schedulers, *executors, *_gateways(deployment)]
+
+
+def _gateways(deployment: Deployment) -> list[Program]:
+    if deployment.gateway is None:
+        return []
+    options = (
+        *("--target", deployment.target),
+        *("--host", deployment.host),
+        *("--port", str(deployment.gateway.http)),
+        *("--metrics-port", str(deployment.gateway.metrics)),
+        *("--shutdown-timeout", str(deployment.shutdown_timeout_seconds)),
+        *(("--insecure",) if deployment.insecure else ()),
+        *_security_options(deployment),
+    )
+    retell = functools.partial(retold, _GATEWAY, deployment.options)
+    command = (find_script("paceline-gateway"), *options)
+    return [Program(_GATEWAY, command, stop_stage=_GATEWAYS_STOP, retell=retell)]
 
 
 def find_script(name: str) -> str:

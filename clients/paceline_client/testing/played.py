@@ -182,10 +182,11 @@ class PlayedRequest:
             self.listener.tell(self.request_id, delta)
 
 
-def stale(request_id: str) -> Fail:
-    """For an attachment that is not the newest."""
+def stale(request_id: str, newest: int = 0) -> Fail:
+    """For an attachment that is not the newest, which one that comes too late is told."""
     message = f"a newer attachment has request {request_id!r}"
-    return Fail(grpc.StatusCode.ABORTED, message, "STALE_ATTACHMENT")
+    told = (("newest_attachment", str(newest)),) if newest else ()
+    return Fail(grpc.StatusCode.ABORTED, message, "STALE_ATTACHMENT", metadata=told)
 
 
 def _held(request: pb.GenerateRequest) -> list[Held]:

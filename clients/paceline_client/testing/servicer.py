@@ -118,7 +118,7 @@ class FakeServicer(InferenceServiceServicer):
             message = f"request_id {request.request_id!r} is in use"
             raise RefusedError(Fail(grpc.StatusCode.ALREADY_EXISTS, message, "DUPLICATE_REQUEST"))
         else:
-            raise RefusedError(stale(request.request_id))
+            raise RefusedError(stale(request.request_id, played.attachment))
         return played
 
     def cancel(self, tenant: str, request_id: str) -> bool:

@@ -36,11 +36,21 @@ class Certificates:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.roots.decode())
+        self._show(context)
+        return context
+
+    def https_context(self) -> ssl.SSLContext:
+        """Of a server whose callers prove themselves otherwise than by a certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._show(context)
+        return context
+
+    def _show(self, context: ssl.SSLContext) -> None:
         with os.fdopen(os.memfd_create("paceline-tls"), "wb") as file:  # it is read by name alone
             file.write(self.chain + b"\n" + self.key)
             file.flush()
             context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
-        return context
 
 
 def is_loopback(host: str) -> bool:
@@ -65,6 +75,10 @@ class TlsFolder:
             raise TlsFolderError(
                 f"cannot use {path}: it has to hold {_ROOTS}, {_CHAIN} and {_KEY} in PEM, of one another ({reason})"
             ) from error
+
+    @property
+    def path(self) -> Path:
+        return self._path
 
     def certificates(self) -> Certificates:
         """Return what the files held when they last fitted together. For any thread."""

@@ -186,7 +186,8 @@ class Edge:
         if newest == number:
             raise DuplicateRequestError(f"request_id {key.request_id!r} is in use; choose another one")
         raise StaleAttachmentError(
-            f"attachment {number} of request_id {key.request_id!r} is too old: attachment {newest} has the request"
+            f"attachment {number} of request_id {key.request_id!r} is too old: attachment {newest} has the request",
+            newest,
         )
 
     async def start(self, stream: RequestStream, max_seconds: float | None = None) -> None:

@@ -13,7 +13,7 @@ from paceline.plan.ranges import Range
 from paceline.plan.values import Int32Array
 from paceline.v1 import inference_pb2
 from paceline_scheduler.backend import ServedModel
-from paceline_scheduler.errors import InvalidRequestError
+from paceline_scheduler.errors import InvalidRequestError, PromptTooLongError
 
 Prompt = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 
@@ -65,7 +65,7 @@ def check_prompt_length(num_tokens: int, model: ServedModel) -> None:
     if num_tokens == 0:
         raise InvalidRequestError("prompt", "has no tokens")
     if num_tokens >= model.max_model_len:
-        raise InvalidRequestError(
+        raise PromptTooLongError(
             "prompt",
             f"has {num_tokens} tokens; at most {model.max_model_len - 1} fit, as prompt and output share the "
             f"{model.max_model_len} tokens of the context",

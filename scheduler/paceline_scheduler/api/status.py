@@ -12,6 +12,7 @@ from paceline_scheduler.errors import (
     InvalidRequestError,
     RetryableRefusalError,
     SchedulerError,
+    StaleAttachmentError,
     StandbyError,
     UnsupportedError,
 )
@@ -48,6 +49,8 @@ def describe(error: BaseException, draw: Draw = DRAW) -> ErrorStatus:
             return ErrorStatus(
                 code, reason, message, metadata={"executor_reason": cut(error.executor_reason, _MAX_NAME_BYTES)}
             )
+        case StaleAttachmentError():
+            return ErrorStatus(code, reason, message, metadata={"newest_attachment": str(error.newest)})
         case RetryableRefusalError() | GivenUpError():
             retry_after_s = error.retry_after_s * (0.8 + 0.4 * draw())
             return ErrorStatus(code, reason, message, metadata=_active(error), retry_after_s=retry_after_s)

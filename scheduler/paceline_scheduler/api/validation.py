@@ -40,6 +40,7 @@ from paceline_scheduler.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     NoExecutorError,
+    PromptTooLongError,
     UnknownModelError,
     UnsupportedError,
 )
@@ -280,7 +281,7 @@ def _check_chat(chat: inference_pb2.Chat, model: ServedModel, limits: EdgeLimits
 def _check_num_chars(field: str, num_chars: int, model: ServedModel, limits: EdgeLimits) -> None:
     max_chars = limits.max_prompt_chars(model.max_model_len)
     if num_chars > max_chars:
-        raise InvalidRequestError(
+        raise PromptTooLongError(
             field,
             f"has {num_chars} characters; at most {max_chars} are taken for a context of {model.max_model_len} tokens",
         )

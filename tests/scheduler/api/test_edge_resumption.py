@@ -111,8 +111,9 @@ async def test_inside_one_session_nothing_is_told_of_the_older_stream(edge, clie
 @pytest.mark.parametrize(("number", "error"), [(1, errors.StaleAttachmentError), (2, errors.DuplicateRequestError)])
 async def test_an_attachment_that_is_not_newer_is_refused_and_disturbs_nobody(edge, client, backend, number, error):
     await client.come(client.claim(number=2))
-    with pytest.raises(error):
+    with pytest.raises(error) as refusal:
         await ReturningClient(edge).come(GenerateRequest(resumable=True, attachment=number))
+    assert getattr(refusal.value, "newest", 2) == 2
     backend.step({client.handle: encode("a")})
     client.read()
     assert client.copy.text == "a"

@@ -15,6 +15,7 @@ from paceline_scheduler.api import status
 
 REFUSALS_AND_FAILURES = [
     (errors.InvalidRequestError("sampling.top_p", "is 2"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
+    (errors.PromptTooLongError("prompt", "x"), grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG"),
     (errors.UnsupportedError("sampling.n"), grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED"),
     (errors.DuplicateRequestError("x"), grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
     (

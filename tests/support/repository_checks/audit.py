@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-PRODUCT = "paceline[cli,scheduler,executor]"
+PRODUCT = "paceline[cli,scheduler,executor,gateway]"
 _OURS = frozenset({"paceline", "paceline-client", "paceline-protos"})
 
 

@@ -49,9 +49,9 @@ def class_width(source: Source) -> Iterator[Violation]:
     """A class fits in a head: at most 25 methods, and 15 fields if it changes.
 
     Methods are what the class itself defines, properties and private ones too. Fields are what an instance keeps: the
-    annotated names of the class, and all that its methods assign to `self`. Frozen dataclasses and named tuples are
-    values, such as a configuration or a request as it was sent: they have as many fields as they have parts. Arrays of
-    one length that a class makes at once are the columns of one table, hence one field.
+    annotated names of the class, and all that its methods assign to `self`. Frozen dataclasses and structs and named
+    tuples are values, such as a configuration or a request as it was sent: they have as many fields as they have parts.
+    Arrays of one length that a class makes at once are the columns of one table, hence one field.
     """
     for node in source.nodes(ast.ClassDef):
         num_methods, num_fields = len({method.name for method in _methods(node)}), _num_fields(node)
@@ -178,6 +178,7 @@ def _is_value(node: ast.ClassDef) -> bool:
         and any(keyword.arg == "frozen" and ast.unparse(keyword.value) == "True" for keyword in decorator.keywords)
         for decorator in node.decorator_list
     )
+    is_frozen = is_frozen or any(each.arg == "frozen" and ast.unparse(each.value) == "True" for each in node.keywords)
     return is_frozen or any(ast.unparse(base).endswith("NamedTuple") for base in node.bases)
 
 

@@ -19,6 +19,7 @@ PACKAGES = (
     ROOT / "kernels" / "paceline_kernels",
     ROOT / "clients" / "paceline_client",
     ROOT / "clients" / "paceline_cli",
+    ROOT / "clients" / "paceline_gateway",
 )
 GENERATED_SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 

@@ -66,7 +66,8 @@ def _check_attachment(live: LiveRequest, request: Request) -> None:
     if request.attachment < current:
         raise StaleAttachmentError(
             f"attachment {request.attachment} of request_id {key.request_id!r} is too old: "
-            f"attachment {current} has the request"
+            f"attachment {current} has the request",
+            current,
         )
     if request.attachment == current and live.detached_until_s is None:
         raise DuplicateRequestError(
