@@ -103,11 +103,11 @@ class RowForm:
 
     @property
     def is_ready(self) -> bool:
-        return self._matcher is not None or self._replayed.done()
+        return self._matcher is not None or self.replayed.done()
 
     def at(self, output: Int32Array) -> LLMatcher:
         """Behind this output; what is done with it has to be taken back. Raises FormFailedError."""
-        matcher, held = self._matcher or self._replayed.result(), output.tobytes()
+        matcher, held = self._matcher or self.replayed.result(), output.tobytes()
         if held.startswith(self._consumed):
             _consume(matcher, output[len(self._consumed) // output.itemsize :].tolist())
         else:
@@ -135,7 +135,7 @@ class RowForm:
 
     def _begin_at(self, output: Int32Array, compiled: Future[LLMatcher]) -> None:
         self._compiled, self._matcher, self._consumed = compiled, None, output.tobytes()
-        self._replayed = self._pool.submit(_replay, compiled, output.copy())
+        self.replayed = self._pool.submit(_replay, compiled, output.copy())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,11 @@ Refuses to know the device, which reads `Launched.prepared`.
 """
 
 from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+
+from llguidance import LLMatcher
 
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import (
@@ -29,7 +33,7 @@ from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowArrays
-from paceline_executor.rows.forms import FormMasker, MaskedRow
+from paceline_executor.rows.forms import FormMasker, MaskedRow, RowForm
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
@@ -138,17 +142,21 @@ class RowTable:
         self._in_flight.append(launched)
         return launched
 
+    def waiting_form(self, launched: Launched) -> Future[LLMatcher] | None:
+        """What the masks of the oldest step in flight wait for, None once all can be filled."""
+        forms = (form for _, _, form in self._drawing_forms(launched))
+        return next((form.replayed for form in forms if not form.is_ready), None)
+
     def masks(self, launched: Launched, drafts: HostTokenLists | None) -> StepMasks:
         """What rows of the oldest step in flight may draw. drafts: of the rows that it samples. A row draws nothing
         whose form is not compiled yet.
         """
         if self._forms is None:
             raise ValueError("no outputs are held to forms here")
-        columns, forms, rows = self._columns, self._occupants.forms, []
-        for index, row in enumerate(launched.prepared.rows[launched.prepared.batch.sampled].tolist()):
-            if row in forms and row not in launched.idle and columns.finish[row] == GOES_ON:
-                of_row = NO_TOKENS if drafts is None else drafts.list_of(index)
-                rows.append(MaskedRow(row, forms[row], columns.output_of(row), of_row))
+        rows = []
+        for index, row, form in self._drawing_forms(launched):
+            of_row = NO_TOKENS if drafts is None else drafts.list_of(index)
+            rows.append(MaskedRow(row, form, self._columns.output_of(row), of_row))
         filled = self._forms.fill(rows)
         launched.waiting.update(filled.waiting)
         launched.failed_forms.update(filled.failed)
@@ -199,6 +207,13 @@ class RowTable:
 
     def tags(self) -> BlockTags:
         return self._tags.tags()
+
+    def _drawing_forms(self, launched: Launched) -> Iterator[tuple[int, int, RowForm]]:
+        """Of rows that go on: their places among those that are sampled, the rows, their forms."""
+        forms, finish = self._occupants.forms, self._columns.finish
+        for index, row in enumerate(launched.prepared.rows[launched.prepared.batch.sampled].tolist()):
+            if row in forms and row not in launched.idle and finish[row] == GOES_ON:
+                yield index, row, forms[row]
 
     def _waits(self, plan: BatchPlan) -> bool:
         columns = self._columns
