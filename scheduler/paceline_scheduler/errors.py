@@ -28,6 +28,7 @@ SchedulerError
         DeadlineExceededError
             DeadlineUnreachableError
         ExecutorFailedError
+            FormTooCostlyError
             NoTokenLeftError
             StepFailedError
         NoLongerServedError
@@ -201,6 +202,13 @@ class ExecutorFailedError(RequestFailedError, reason="EXECUTOR_FAILED"):
 
 class NoTokenLeftError(ExecutorFailedError, code=Code.FAILED_PRECONDITION, reason="NO_TOKEN_LEFT"):
     """The request's own rules mask every token; sent again it fails again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, self.reason)
+
+
+class FormTooCostlyError(ExecutorFailedError, code=Code.INVALID_ARGUMENT, reason="STRUCTURED_FAILED"):
+    """Its output's form takes more than a step may; sent again it fails again."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, self.reason)

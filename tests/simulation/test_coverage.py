@@ -23,10 +23,7 @@ LINK = (
     "result_batcher",
     "step_loop",
 )
-# No simulated client asks for a form yet: `tests/executor/rows/test_forms.py` shows what becomes of these.
-LEFT_OUT = {"forms.py"}
-ROWS = (path for path in (ROOT / "rows").glob("[!_]*.py") if path.name not in LEFT_OUT)
-FILES = [*(ROOT / "link" / f"{name}.py" for name in LINK), *ROWS]
+FILES = [*(ROOT / "link" / f"{name}.py" for name in LINK), *(ROOT / "rows").glob("[!_]*.py")]
 
 
 def lines_of_functions(code):
@@ -59,13 +56,11 @@ def traced():
 
 @pytest.mark.slow
 def test_the_simulation_executes_what_executors_do_with_plans():
-    """By 150 seeds. What is left refuses what no simulated scheduler sends, names errors of a device, or serves forms.
-    Without the latter it is a tenth.
-    """
+    """By 150 seeds. The tenth that is left refuses what no simulated scheduler sends, or names errors of a device."""
     lines = {str(path): lines_of_functions(compile(path.read_text(), str(path), "exec")) for path in FILES}
     with traced() as executed:
         for seed in range(150):
             outcome, _ = run_seed(seed)
             assert not outcome.failures
     missed = {path: sorted(lines[path] - executed[path]) for path in lines}
-    assert sum(map(len, missed.values())) <= 0.125 * sum(map(len, lines.values())), missed
+    assert sum(map(len, missed.values())) <= 0.1 * sum(map(len, lines.values())), missed

@@ -13,10 +13,12 @@ import numpy as np
 
 from paceline.plan.values import BatchPlan, StepResult, StepTimings
 from paceline_executor.errors import DEVICE_FAILED, DeviceError, DeviceFaultError, ServiceError, StepFailedError
+from paceline_executor.link.step_thread import Pause
 from paceline_executor.memory import is_out_of_memory
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import Runner, StepHandle, StepLostError, StepOutput
 
+_SURE = 0.7  # of a predicted time has to pass
 _NOTHING = np.empty(0, dtype=np.int32)
 _NO_OUTPUT = StepOutput(
     num_accepted=_NOTHING, token_ids=_NOTHING, logprobs=None, problems={}, forward_ns=0, sample_ns=0
@@ -42,6 +44,7 @@ class Engine:
         self.runner = runner
         self._clock_ns = clock_ns
         self._in_flight: deque[Ticket] = deque()  # oldest first
+        self._begun_ns = 0  # the oldest
         self.profiler = runner.profiler
         table.begin_device()
 
@@ -61,6 +64,7 @@ class Engine:
         device starts; the rows are then as before.
         """
         start_ns = self._clock_ns()
+        self.draw()
         try:
             with self.profiler.span("apply the plan"):
                 launched = self.table.launch(plan, start_ns)
@@ -69,9 +73,19 @@ class Engine:
         except Exception as error:
             raise _step_failed(error) from error
         ticket = self._start(launched, start_ns)
+        if not self._in_flight:
+            self._begun_ns = start_ns
         self._in_flight.append(ticket)
-        self.draw()
         return ticket
+
+    def pause(self) -> Pause | None:
+        """Before the oldest step in flight draws, until a form is compiled: as long as it computes anyway."""
+        ticket = self._in_flight[0] if self._in_flight else None
+        if ticket is None or not ticket.is_to_draw:
+            return None
+        left_ns = self._begun_ns + int(_SURE * ticket.launched.plan.predicted_ns) - self._clock_ns()
+        waiting = self.table.waiting_form(ticket.launched)
+        return None if waiting is None or left_ns <= 0 else Pause(waiting, left_ns / 1e9)
 
     def draw(self) -> None:
         """Lets the oldest step in flight draw, if it waited: masks follow from the tokens of the step before it."""
@@ -113,6 +127,7 @@ class Engine:
             cause = error.__cause__ if isinstance(error, StepLostError) and error.__cause__ is not None else error
             raise _step_failed(cause) from cause
         self._in_flight.popleft()
+        self._begun_ns = output_ns
         # What follows the device's work is this side's own.
         prepare_ns = ticket.prepare_ns + self._clock_ns() - output_ns
         timings = StepTimings(waited_ns, prepare_ns, output.forward_ns, output.sample_ns, idle_ns, output.draft_ns)

@@ -26,7 +26,7 @@ from paceline_executor.errors import DeviceError, ServiceError, StepFailedError
 from paceline_executor.link.description import Description, Load
 from paceline_executor.link.engine import Engine, Ticket
 from paceline_executor.link.failure_attribution import FailureAttribution, requests_of
-from paceline_executor.link.step_thread import OwnThread, StepThread, Wait
+from paceline_executor.link.step_thread import OwnThread, Pause, StepThread, Wait
 from paceline_executor.profiling.profiler import Profiler, StepMark
 from paceline_executor.rows.table import RowTable
 
@@ -94,7 +94,7 @@ class _Stop:
 
 Command = Submitted | _Question | _Stop
 T_co = TypeVar("T_co", covariant=True)
-_Turns = Generator[Wait, Command | None, T_co]
+_Turns = Generator[Wait | Pause, Command | None, T_co]
 _IDLE = Wait(_IDLE_WAKE_S)
 
 
@@ -271,6 +271,7 @@ class StepLoop:
                 self._refuse(engine, plan, error)
             return
         self._in_flight.append(_LaunchedStep(submitted, ticket, idle_ns, start_ns))
+        yield from self._draw(engine)
 
     def _land_all(self, engine: Engine) -> _Turns[None]:
         while self._in_flight:
@@ -293,11 +294,16 @@ class StepLoop:
         self._last_step = (plan.epoch, plan.step_id)
         with engine.profiler.span("tell"):
             self._post(self._on_report, result)
-        engine.draw()
+        yield from self._draw(engine)
         if engine.profiler.is_on:
             engine.profiler.end_step(_mark(launched, waited_ns, self._clock_ns()))
         self._attribution.succeeded(plan)
         self._begin_idling()
+
+    def _draw(self, engine: Engine) -> _Turns[None]:
+        while (pause := engine.pause()) is not None:
+            yield pause
+        engine.draw()
 
     def _refuse(self, engine: Engine, plan: BatchPlan, error: ServiceError | DeviceError) -> None:
         """No later plan of its epoch runs. Raises DeviceError when none can run. Launched steps have landed, or were

@@ -7,8 +7,10 @@ it, turn by turn and in virtual time. Refuses to know steps.
 import queue
 import threading
 from collections.abc import Generator
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 CommandT = TypeVar("CommandT")
 
@@ -25,7 +27,15 @@ class Wait:
     step: object = None
 
 
-Work = Generator[Wait, CommandT | None, None]
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The work goes on, without a command, when this is done or so many seconds have passed."""
+
+    work: Future[Any]
+    seconds: float
+
+
+Work = Generator[Wait | Pause, CommandT | None, None]
 
 
 class StepThread(Protocol[CommandT]):
@@ -63,7 +73,11 @@ class OwnThread(Generic[CommandT]):
                 wait = work.send(command)
             except StopIteration:
                 return
-            command = None if wait.command_s is None else self._next(wait.command_s)
+            if isinstance(wait, Pause):
+                command = None
+                futures.wait((wait.work,), wait.seconds)
+            else:
+                command = None if wait.command_s is None else self._next(wait.command_s)
 
     def _next(self, seconds: float) -> CommandT | None:
         try:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
 
 import numpy as np
@@ -31,6 +32,7 @@ from paceline_executor.runner.row_rules import NO_TOKENS
 _CACHE_BYTES = 64 * 1024 * 1024
 _FORM_BYTES, _BYTES_PER_BYTE = 128 * 1024, 32  # of a compiled form, and of it for each byte of its text; estimates
 _COMPILING_THREADS, _MAX_MASKING_THREADS = 2, 8
+_MANY_ENDS = 256  # as many as there are rows
 _FEW = 8  # masks that take less time than waking a thread for them
 _ANY, _NONE = np.uint32(0xFFFFFFFF), np.uint32(0)
 
@@ -51,7 +53,7 @@ class FormFailedError(Exception):
     """The form cannot be followed, by llguidance's own word for why. It has nothing of a request's text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ends:
     """The tokens that end a row, as bits of a mask, beside those that its form's tokenizer takes for ends."""
 
@@ -61,13 +63,15 @@ class Ends:
     of_model: int  # the word of one that its tokenizer knows
     model_bit: np.uint32
 
-    @classmethod
-    def of(cls, placement: NewRequest, model_ends: Sequence[int]) -> "Ends":
-        own = np.array(placement.end_token_ids, dtype=np.int32)
-        known = np.array((*placement.end_token_ids, *placement.ignored_end_token_ids, *model_ends), dtype=np.int32)
+    @staticmethod
+    @lru_cache(maxsize=_MANY_ENDS)
+    def of(own: tuple[int, ...], ignored: tuple[int, ...], model_ends: tuple[int, ...]) -> "Ends":
+        """One for all rows with these, so that they are set together."""
+        known = np.array((*own, *ignored, *model_ends), dtype=np.int32)
         places = np.unique(known // 32)
         of_model, model_bit = int(np.searchsorted(places, model_ends[0] // 32)), np.uint32(1 << model_ends[0] % 32)
-        return cls(places, _bits(places, known), _bits(places, own), of_model, model_bit)
+        own_bits = _bits(places, np.array(own, dtype=np.int32))
+        return Ends(places, _bits(places, known), own_bits, of_model, model_bit)
 
 
 def _bits(places: Int32Array, token_ids: Int32Array) -> _Words:
@@ -89,7 +93,7 @@ class RowForm:
         self._fresh_at = -1  # tokens of the output for which its matcher was compiled
         self._matcher: LLMatcher | None = None
         self._compiled = compiled
-        self._consumed: Int32Array = placement.output_token_ids
+        self._consumed = b""
         self._begin_at(placement.output_token_ids, compiled)
 
     @property
@@ -99,16 +103,16 @@ class RowForm:
 
     @property
     def is_ready(self) -> bool:
-        return self._replayed.done()
+        return self._matcher is not None or self.replayed.done()
 
     def at(self, output: Int32Array) -> LLMatcher:
         """Behind this output; what is done with it has to be taken back. Raises FormFailedError."""
-        matcher, num_consumed = self._matcher or self._replayed.result(), self._consumed.size
-        if np.array_equal(output[:num_consumed], self._consumed):
-            _consume(matcher, output[num_consumed:].tolist())
+        matcher, held = self._matcher or self.replayed.result(), output.tobytes()
+        if held.startswith(self._consumed):
+            _consume(matcher, output[len(self._consumed) // output.itemsize :].tolist())
         else:
             matcher = _replay(self._compiled, output)
-        self._matcher, self._consumed = matcher, output.copy()
+        self._matcher, self._consumed = matcher, held
         return matcher
 
     def forced_at(self, output: Int32Array) -> Int32Array:
@@ -130,8 +134,8 @@ class RowForm:
         self._begin_at(output, compiled)
 
     def _begin_at(self, output: Int32Array, compiled: Future[LLMatcher]) -> None:
-        self._compiled, self._matcher, self._consumed = compiled, None, output.copy()
-        self._replayed = self._pool.submit(_replay, compiled, self._consumed)
+        self._compiled, self._matcher, self._consumed = compiled, None, output.tobytes()
+        self.replayed = self._pool.submit(_replay, compiled, output.copy())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,19 +187,20 @@ class FormMasker:
     def begin(self, placement: NewRequest) -> RowForm:
         """Returns at once; the form is compiled and the output so far replayed meanwhile."""
         compiled = self._compiled_form(placement.structured)
-        return RowForm(placement, Ends.of(placement, self._end_token_ids), compiled, self._pool)
+        ends = Ends.of(placement.end_token_ids, placement.ignored_end_token_ids, self._end_token_ids)
+        return RowForm(placement, ends, compiled, self._pool)
 
     def fill(self, rows: Sequence[MaskedRow]) -> FilledMasks:
         """The masks of these rows, in their order."""
         start_ns = time.perf_counter_ns()
         starts = np.cumsum([0, *(each.num_masks for each in rows)], dtype=np.int32)
         words: _Words = np.zeros((starts[-1], -(-self._vocab_size // 32)), dtype=np.uint32)
-        places = {each.row: words[start:stop] for each, start, stop in zip(rows, starts[:-1], starts[1:], strict=True)}
+        first = {each.row: start for each, start in zip(rows, starts[:-1].tolist(), strict=True)}
         ready = [each for each in rows if each.form.is_ready]  # asked once: it becomes so at any time
-        stuck = self._fill_ready(ready, places, words)
+        stuck = self._fill_ready(ready, first, words)
         waiting, failed = {each.row for each in rows} - {each.row for each in ready}, set()
         for each in stuck:
-            places[each.row][:] = _NONE
+            words[first[each.row] :][: each.num_masks] = _NONE
             if each.form.has_failed_at(each.output):
                 _log.warning("form_failed", row=each.row, form=each.form.digest)
                 failed.add(each.row)
@@ -203,7 +208,7 @@ class FormMasker:
                 waiting.add(each.row)
                 each.form.begin_fresh(each.output, self._pool.submit(self._compile, each.form.structured))
                 self._forget(each.form.structured)
-        _set_ends([each for each in ready if each not in stuck], places)
+        _set_ends([each for each in ready if each not in stuck], first, words)
         self.meter.add("executor_failed_forms_total", len(failed))
         self.meter.add("executor_waiting_forms_total", len(waiting))
         self.meter.observe("executor_form_mask_seconds", (time.perf_counter_ns() - start_ns) / 1e9)
@@ -247,21 +252,17 @@ class FormMasker:
         _check(matcher)
         return matcher
 
-    def _fill_ready(
-        self, rows: Sequence[MaskedRow], places: Mapping[int, _Words], words: _Words
-    ) -> Sequence[MaskedRow]:
-        """words: of all rows. Returns the rows whose matcher is in error."""
+    def _fill_ready(self, rows: Sequence[MaskedRow], first: Mapping[int, int], words: _Words) -> Sequence[MaskedRow]:
+        """first: by row, in words. Returns the rows whose matcher is in error."""
         stuck, going = [], []
         for each in rows:
-            places[each.row][1:] = _ANY
+            if each.drafts.size:
+                words[first[each.row] + 1 :][: each.drafts.size] = _ANY
             try:
                 going.append((each, each.form.at(each.output)))
             except Exception:
                 stuck.append(each)
-        width = words.shape[1]
-        masks = [(places[each.row].ctypes.data - words.ctypes.data) // (4 * width) for each, _ in going]
-        drafts = [each.drafts.tolist() for each, _ in going]
-        self._fill_words([*zip((matcher for _, matcher in going), masks, drafts, strict=True)], words)
+        self._fill_words([(matcher, first[each.row], each.drafts.tolist()) for each, matcher in going], words)
         # Asked after every mask: that of a matcher in error is of the end tokens alone.
         return [*stuck, *(each for each, matcher in going if matcher.is_error())]
 
@@ -272,7 +273,7 @@ class FormMasker:
         plain = [(matcher, mask) for matcher, mask, drafts in rows if not drafts]
         if len(plain) < _FEW:
             for matcher, mask in plain:
-                matcher.unsafe_compute_mask_ptr(words[mask].ctypes.data, 4 * width)
+                matcher.unsafe_compute_mask_ptr(memory[0] + 4 * width * mask, 4 * width)
         else:
             self._threads.unsafe_compute_mask_ptr(plain, *memory)
         if drafting := [row for row in rows if row[2]]:
@@ -299,16 +300,21 @@ def _check(matcher: LLMatcher) -> None:
         raise FormFailedError(matcher.stop_reason())
 
 
-def _set_ends(rows: Sequence[MaskedRow], places: Mapping[int, _Words]) -> None:
+def _set_ends(rows: Sequence[MaskedRow], first: Mapping[int, int], words: _Words) -> None:
     """Where a form is complete, all that ends the row may be drawn, else nothing of it. Below min_tokens it may be only
     where nothing else is left.
     """
+    of_ends: dict[Ends, list[tuple[int, bool]]] = {}  # each mask, and whether it is below min_tokens
     for each in rows:
-        words, ends = places[each.row], each.form.ends
-        of_ends = words[:, ends.places]
-        is_complete = (of_ends[:, ends.of_model] & ends.model_bit) != 0
-        words[:, ends.places] = others = of_ends & ~ends.known
         num_early = each.form.min_tokens - each.output.size
-        if num_early > 0:
-            is_complete[:num_early] &= ~words[:num_early].any(axis=1)
-        words[:, ends.places] = others | np.where(is_complete[:, None], ends.own, _NONE)
+        of_row = ((first[each.row] + number, number < num_early) for number in range(each.num_masks))
+        of_ends.setdefault(each.form.ends, []).extend(of_row)
+    for ends, these in of_ends.items():
+        masks, is_early = np.array([mask for mask, _ in these]), np.array([early for _, early in these])
+        cells = masks[:, None], ends.places
+        before = words[cells]
+        is_complete = (before[:, ends.of_model] & ends.model_bit) != 0
+        words[cells] = others = before & ~ends.known
+        if is_early.any():
+            is_complete[is_early] &= ~words[masks[is_early]].any(axis=1)
+        words[cells] = others | np.where(is_complete[:, None], ends.own, _NONE)

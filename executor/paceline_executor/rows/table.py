@@ -9,7 +9,11 @@ Refuses to know the device, which reads `Launched.prepared`.
 """
 
 from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+
+from llguidance import LLMatcher
 
 from paceline.plan.hashes import HASH_START, grant_hash
 from paceline.plan.values import (
@@ -29,7 +33,7 @@ from paceline_executor.rows.block_tables import BlockTables
 from paceline_executor.rows.bounds import check_schedule, raise_bounds
 from paceline_executor.rows.checks import check_form
 from paceline_executor.rows.columns import GOES_ON, RowArrays
-from paceline_executor.rows.forms import FormMasker, MaskedRow
+from paceline_executor.rows.forms import FormMasker, MaskedRow, RowForm
 from paceline_executor.rows.occupants import Occupants
 from paceline_executor.rows.records import Records
 from paceline_executor.rows.requests import bounded, fault_of
@@ -138,17 +142,22 @@ class RowTable:
         self._in_flight.append(launched)
         return launched
 
+    def waiting_form(self, launched: Launched) -> Future[LLMatcher] | None:
+        """What the masks of the oldest step in flight wait for, None once all can be filled."""
+        forms = (form for _, form in _drawing_forms(launched, self._columns, self._occupants))
+        return next((form.replayed for form in forms if not form.is_ready), None)
+
     def masks(self, launched: Launched, drafts: HostTokenLists | None) -> StepMasks:
         """What rows of the oldest step in flight may draw. drafts: of the rows that it samples. A row draws nothing
         whose form is not compiled yet.
         """
         if self._forms is None:
             raise ValueError("no outputs are held to forms here")
-        columns, forms, rows = self._columns, self._occupants.forms, []
-        for index, row in enumerate(launched.prepared.rows[launched.prepared.batch.sampled].tolist()):
-            if row in forms and row not in launched.idle and columns.finish[row] == GOES_ON:
-                of_row = NO_TOKENS if drafts is None else drafts.list_of(index)
-                rows.append(MaskedRow(row, forms[row], columns.output_of(row), of_row))
+        rows = []
+        drawing = launched.prepared.rows[launched.prepared.batch.sampled]
+        for index, form in _drawing_forms(launched, self._columns, self._occupants):
+            row, of_row = int(drawing[index]), NO_TOKENS if drafts is None else drafts.list_of(index)
+            rows.append(MaskedRow(row, form, self._columns.output_of(row), of_row))
         filled = self._forms.fill(rows)
         launched.waiting.update(filled.waiting)
         launched.failed_forms.update(filled.failed)
@@ -237,7 +246,7 @@ class RowTable:
 
     def _place(self, placement: NewRequest, plan: BatchPlan, undo: Undo) -> RowError | None:
         row = placement.row
-        self._check_place(placement, plan)
+        _check_place(placement, plan, self._columns, self._occupants)
         undo.add(lambda: self._occupants.remove(row))
         self._occupants.occupy(placement)
         fault = fault_of(placement, self.limits, has_forms=self._forms is not None)
@@ -266,18 +275,6 @@ class RowTable:
                 return self._occupants.record_of(release)
         return self._records.get(placement.record_id)
 
-    def _check_place(self, placement: NewRequest, plan: BatchPlan) -> None:
-        row, record_id = placement.row, placement.record_id
-        if any(release.row == row for release in plan.releases):
-            sentence = f"row {row} is released in this plan; its result must confirm that before the row is used again"
-            raise PlanError(PlanFault.ROW_IN_USE, sentence)
-        if self._columns.in_use[row] or self._columns.is_closed[row]:
-            raise PlanError(PlanFault.ROW_IN_USE, f"row {row} holds a request already")
-        other = self._occupants.row_of(record_id)
-        if other is not None:
-            sentence = f"request {record_id.request_id!r} is on row {other} already"
-            raise PlanError(PlanFault.REQUEST_ALREADY_PLACED, sentence)
-
     def _grant(self, plan: BatchPlan, undo: Undo) -> None:
         if not (plan.grants.rows.size or plan.shared.rows.size or plan.new_requests):
             return
@@ -303,6 +300,27 @@ class RowTable:
 
         undo.add(restore)
         self._grant_hash = grant_hash(grant_hash(before, plan.grants), plan.shared)
+
+
+def _drawing_forms(launched: Launched, columns: RowArrays, occupants: Occupants) -> Iterator[tuple[int, RowForm]]:
+    """Of rows that go on, with their places among those that are sampled."""
+    forms = occupants.forms
+    for index, row in enumerate(launched.prepared.rows[launched.prepared.batch.sampled].tolist()):
+        if row in forms and row not in launched.idle and columns.finish[row] == GOES_ON:
+            yield index, forms[row]
+
+
+def _check_place(placement: NewRequest, plan: BatchPlan, columns: RowArrays, occupants: Occupants) -> None:
+    row, record_id = placement.row, placement.record_id
+    if any(release.row == row for release in plan.releases):
+        sentence = f"row {row} is released in this plan; its result must confirm that before the row is used again"
+        raise PlanError(PlanFault.ROW_IN_USE, sentence)
+    if columns.in_use[row] or columns.is_closed[row]:
+        raise PlanError(PlanFault.ROW_IN_USE, f"row {row} holds a request already")
+    other = occupants.row_of(record_id)
+    if other is not None:
+        sentence = f"request {record_id.request_id!r} is on row {other} already"
+        raise PlanError(PlanFault.REQUEST_ALREADY_PLACED, sentence)
 
 
 def _check_release(release: Release, columns: RowArrays, occupants: Occupants) -> None:

@@ -90,15 +90,17 @@ def ruled(logits: _Float32Array, start: int, row: np.int64, rules: RuleArrays) -
     if not _is_ruled(rules, row):
         return logits
     allowed = rules.allowed[rules.cu_allowed[row] : rules.cu_allowed[row + 1]]
+    given, left = logits, np.empty_like(logits)
     if len(allowed):
-        left = np.full(len(logits), _MASKED)
+        left[:] = _MASKED
         for token in allowed:
             if start <= token < start + len(left):
                 left[token - start] = logits[token - start]
-    else:
-        left = logits.copy()
+        given = left
     if 0 <= rules.masks[row] < len(rules.mask_words):
-        _mask(left, start, rules.mask_words[rules.masks[row]])
+        _mask(given, left, start, rules.mask_words[rules.masks[row]])
+    elif not len(allowed):
+        left[:] = logits
     for token in rules.forbidden[rules.cu_forbidden[row] : rules.cu_forbidden[row + 1]]:
         if start <= token < start + len(left):
             left[token - start] = _MASKED
@@ -129,15 +131,16 @@ def _has_penalties(rules: RuleArrays, row: np.int64) -> bool:
 
 
 @jit.compiled
-def _mask(left: _Float32Array, start: int, words: _Int32Array) -> None:
-    """Word by word: most have all bits, or none."""
+def _mask(given: _Float32Array, left: _Float32Array, start: int, words: _Int32Array) -> None:
+    """Without a branch for each bit, for vector code. given: may be `left`."""
     stop = start + len(left)
     for word in range(start // 32, (stop + 31) // 32):
-        bits = words[word]
-        if bits != -1:
-            for token in range(max(start, 32 * word), min(stop, 32 * word + 32)):
-                if not (bits >> (token - 32 * word)) & 1:
-                    left[token - start] = _MASKED
+        first = max(start, 32 * word)
+        bits = words[word] >> np.int32(first - 32 * word)
+        tokens = slice(first - start, min(stop, 32 * word + 32) - start)
+        those_given, those_left = given[tokens], left[tokens]
+        for i in range(len(those_left)):
+            those_left[i] = those_given[i] if (bits >> np.int32(i)) & 1 else _MASKED
 
 
 @jit.compiled

@@ -5,7 +5,8 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from paceline_client import AsyncClient, JsonSchema
@@ -100,13 +101,9 @@ async def _first_tokens(client: AsyncClient) -> None:
     gaps: dict[bool, list[float]] = {}
     firsts: dict[bool, list[float]] = {}
     for has_form in (False, True):
-        stopping = asyncio.Event()
         gaps[has_form] = []
-        streams = [asyncio.ensure_future(_gaps(client, stopping, gaps[has_form])) for _ in range(8)]
-        await asyncio.sleep(1.0)
-        firsts[has_form] = sorted([await first_ms(schema if has_form else None) for schema in large])
-        stopping.set()
-        await asyncio.gather(*streams)
+        async with stream_gaps(client, 8, gaps[has_form]):
+            firsts[has_form] = sorted([await first_ms(schema if has_form else None) for schema in large])
     at = {False: sorted(gaps[False]), True: sorted(gaps[True])}
     p99 = {key: 1e3 * values[int(len(values) * 0.99)] for key, values in at.items()}
     median = statistics.median(firsts[True]) - statistics.median(firsts[False])
@@ -116,6 +113,17 @@ async def _first_tokens(client: AsyncClient) -> None:
         f"{firsts[True][98] - firsts[False][98]:+.1f} ms (p99); gaps of the streams at p99 {p99[True]:.0f} ms, "
         f"{p99[True] / p99[False]:.2f} x of beside plain requests"
     )
+
+
+@asynccontextmanager
+async def stream_gaps(client: AsyncClient, num_streams: int, gaps: list[float]) -> AsyncIterator[None]:
+    """Between tokens of so many streams, which go on meanwhile."""
+    stopping = asyncio.Event()
+    streams = [asyncio.ensure_future(_gaps(client, stopping, gaps)) for _ in range(num_streams)]
+    await asyncio.sleep(1.0)
+    yield
+    stopping.set()
+    await asyncio.gather(*streams)
 
 
 async def _gaps(client: AsyncClient, stopping: asyncio.Event, gaps: list[float]) -> None:

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from executor_rig.forms import WhenTold, choice, letter_forms
 from executor_rig.hash_executor import HASH_LIMITS, loaded, serving
 from executor_rig.hash_runner import HashRunner, continuation
 from executor_rig.hiding_runner import HidingRunner
@@ -52,12 +53,12 @@ class HeldRunner(HidingRunner):
 class Steps:
     """A step loop on a time of its own, and what it reports."""
 
-    def __init__(self):
+    def __init__(self, forms=None):
         self.now_ns = 0
         self.reports = []
         self.inner = HashRunner(HASH_LIMITS.num_blocks, HASH_LIMITS.block_size, HASH_LIMITS.vocab_size)
         self.runner = HeldRunner(self.inner)
-        engine = Engine(RowTable(HASH_LIMITS), self.runner, lambda: self.now_ns)
+        engine = Engine(RowTable(HASH_LIMITS, forms), self.runner, lambda: self.now_ns)
         load = replace(loaded(self.runner), engine=engine)
         self.loop = StepLoop(lambda: load, self.reports.append, lambda: self.now_ns)
 
@@ -105,6 +106,21 @@ async def test_the_next_plan_is_launched_while_the_device_computes(steps):
     steps.runner.let_end(3)
     await until(lambda: len(steps.reports) == 4)
     assert tokens_of(steps.reports) == continuation(PROMPT, 4, HASH_LIMITS.vocab_size)
+
+
+async def test_a_step_draws_when_a_form_is_compiled_that_was_not_at_its_launch():
+    pool = WhenTold()
+    steps = Steps(letter_forms(HASH_LIMITS.vocab_size, [7], pool))
+    await steps.loop.start()
+    steps.loop.begin_epoch(1)
+    placed = placement(0, PROMPT, end_token_ids=[7], structured=choice("b"))
+    steps.loop.submit(replace(plan([(0, 3)], place=[placed], grants=CELLS), predicted_ns=MINUTE_NS))
+    await until(lambda: steps.runner.deepest)
+    pool.finish()
+    steps.runner.let_end()
+    await until(lambda: steps.reports)
+    assert tokens_of(steps.reports) == ["abc".index("b")]
+    await asyncio.to_thread(steps.loop.stop, 5)
 
 
 async def test_the_running_step_is_the_oldest_and_begins_when_the_one_before_it_has_ended(steps):

@@ -209,6 +209,23 @@ def test_a_row_whose_form_is_not_compiled_waits_and_others_go_on(seen_or_hidden)
     assert results[-1].finishes[0] == RowFinish.END_TOKEN
 
 
+def test_draws_wait_for_a_form_only_while_their_step_computes_anyway():
+    pool, now = WhenTold(), [0]
+    runner = HashRunner(LIMITS.num_blocks, LIMITS.block_size, VOCAB_SIZE)
+    engine = SteppingEngine(RowTable(LIMITS, bytes_forms(pool)), runner, lambda: now[0])
+    first = plan([(0, 3)], place=[asking(0, choice("a"))], grants=[(0, 0, 0)])
+    late = engine.launch(replace(first, predicted_ns=1000))
+    assert engine.pause() is not None
+    now[0] = 900
+    assert engine.pause() is None
+    assert engine.collect(late).num_accepted.tolist() == [0]
+    early = engine.launch(replace(plan([(0, 1)], step_id=2), predicted_ns=1000))
+    assert not engine.pause().work.done()
+    pool.finish()
+    assert engine.pause() is None
+    assert engine.collect(early).token_ids.tolist() == [ord("a")]
+
+
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_a_row_that_waited_draws_again_while_steps_before_are_in_flight(seen_or_hidden, num_steps):
     """It does nothing in what was launched before it could be described anew, and everything in what came later."""

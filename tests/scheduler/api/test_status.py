@@ -44,6 +44,7 @@ REFUSALS_AND_FAILURES = [
     (errors.DeadlineExceededError("x"), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     (errors.ExecutorFailedError("x", "NAN"), grpc.StatusCode.INTERNAL, "EXECUTOR_FAILED"),
     (errors.StepFailedError("x"), grpc.StatusCode.INTERNAL, "STEP_FAILED"),
+    (errors.FormTooCostlyError("x"), grpc.StatusCode.INVALID_ARGUMENT, "STRUCTURED_FAILED"),
     (errors.NoTokenLeftError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKEN_LEFT"),
     (errors.NoLongerServedError("x"), grpc.StatusCode.FAILED_PRECONDITION, "NO_LONGER_SERVED"),
     (errors.OutageError("m", 60.0), grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR"),

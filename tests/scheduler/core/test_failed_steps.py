@@ -12,7 +12,13 @@ from paceline.plan.values import FailedStep
 from paceline_executor import errors as executor_errors
 from paceline_executor.runner.interface import RowProblem
 from paceline_scheduler.core.events import ExecutorAttached
-from paceline_scheduler.errors import ExecutorFailedError, NoTokenLeftError, QuarantinedError, StepFailedError
+from paceline_scheduler.errors import (
+    ExecutorFailedError,
+    FormTooCostlyError,
+    NoTokenLeftError,
+    QuarantinedError,
+    StepFailedError,
+)
 from scheduler_rig.requests import make_request
 
 FIRST = "executor-0"
@@ -190,7 +196,11 @@ def test_a_cancelled_request_of_a_failed_step_is_not_failed_as_well():
 
 @pytest.mark.parametrize(
     ("problem", "error", "num_hit"),
-    [(RowProblem.NOT_FINITE, ExecutorFailedError, 0), (RowProblem.NOTHING_LEFT, NoTokenLeftError, 8)],
+    [
+        (RowProblem.NOT_FINITE, ExecutorFailedError, 0),
+        (RowProblem.NOTHING_LEFT, NoTokenLeftError, 8),
+        (RowProblem.FORM, FormTooCostlyError, 8),
+    ],
 )
 def test_a_row_fails_alone_and_nobody_begins_behind_blocks_of_it_that_may_hold_no_numbers(problem, error, num_hit):
     prompt = [*range(12)]

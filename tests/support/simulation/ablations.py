@@ -3,13 +3,15 @@
 Each ablation replaces the function that embodies a safeguard, in the whole process and for as long as it lasts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from llguidance import LLMatcher
 
 from paceline.plan.hashes import HASH_START
 from paceline.plan.values import BatchPlan, Claim, Int32Array, RecordId, StepResult
@@ -17,7 +19,9 @@ from paceline.v1.inference_pb2 import GenerateRequest
 from paceline_executor.link.fence import Fence
 from paceline_executor.link.plan_stream import SchedulerStream
 from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.rows import forms
 from paceline_executor.rows.columns import RowArrays
+from paceline_executor.rows.forms import FilledMasks, FormMasker, MaskedRow
 from paceline_executor.runner import simulated
 from paceline_executor.runner.interface import BoolArray, FlatBatch
 from paceline_scheduler.api.edge import Edge
@@ -92,6 +96,26 @@ def _take_any_epoch(stream: SchedulerStream, plan: BatchPlan) -> None:
 
 def _take_any_step(stream: SchedulerStream, plan: BatchPlan) -> None:
     _take(stream, replace(plan, step_id=stream._last_step_id + 1))
+
+
+def _replay_nothing(compiled: Future[LLMatcher], output: Int32Array) -> LLMatcher:
+    del output
+    return compiled.result().deep_copy()
+
+
+def _fill_but_say_nothing(masker: FormMasker, rows: Sequence[MaskedRow]) -> FilledMasks:
+    return replace(_fill(masker, rows), waiting=frozenset())
+
+
+_fill = FormMasker.fill
+
+
+def _fill_first_words(masker: FormMasker, rows: list[tuple[LLMatcher, int, list[int]]], words: Any) -> None:  # noqa: ANN401
+    """Leave all tokens behind a draft."""
+    _fill_words(masker, [(matcher, mask, []) for matcher, mask, _ in rows], words)
+
+
+_fill_words = FormMasker._fill_words
 
 
 def _is_wanted_in_any_epoch(steps: StepLoop, plan: BatchPlan) -> bool:
@@ -203,7 +227,7 @@ ABLATIONS: dict[str, Ablation] = {
     "line": Ablation("who comes second waits", 0, ((Fence, "_goes_first", lambda *_: True),)),
     "queued-plans": Ablation(
         "plans that were not launched are dropped at an acceptance",
-        148,
+        32,
         ((StepLoop, "_is_wanted", _is_wanted_in_any_epoch),),
     ),
     "told-rows": Ablation(
@@ -219,7 +243,7 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "grant-hash": Ablation(
         "block tables that differ are noticed",
-        199,
+        27,
         ((results, "matching_step", _match_any_grants),),
         FaultKind.CHANGE_GRANT,
     ),
@@ -228,6 +252,13 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "acceptance": Ablation(
         "a draft is accepted while it is what is drawn", 2, ((simulated, "counting_draws", _accept_all),)
+    ),
+    "form-replay": Ablation(
+        "a row that is placed again is where its output is in its form", 6, ((forms, "_replay", _replay_nothing),)
+    ),
+    "form-waits": Ablation("a row waits until its form is compiled", 1, ((FormMasker, "fill", _fill_but_say_nothing),)),
+    "form-drafts": Ablation(
+        "what is drawn behind a draft keeps to the form", 2, ((FormMasker, "_fill_words", _fill_first_words),)
     ),
     "drafts": Ablation("drafts take no prompt's turn", 13, ((planner, "_all_decode", lambda *_: True),)),
     "late-tags": Ablation(
@@ -260,7 +291,7 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "attachment": Ablation(
         "the highest attachment has the request",
-        131,
+        58,
         ((Edge, "_before", _any_stream_before), (resuming, "_check_attachment", lambda *_: None)),
         FaultKind.LATE_REQUEST,
     ),

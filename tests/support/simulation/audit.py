@@ -13,6 +13,7 @@ import numpy as np
 from paceline.plan.values import NO_KEY, BatchPlan, Int32Array, NewRequest, RecordId, StepResult
 from paceline_executor.errors import ServiceError
 from paceline_executor.limits import RowLimits
+from paceline_executor.rows.forms import FormMasker
 from paceline_executor.rows.table import Launched, RowTable
 from paceline_executor.runner.interface import StepOutput
 from simulation.device import SlotRunner, TimedRunner
@@ -124,10 +125,15 @@ class PlanAudit:
         self._require(is_whole, plan, "what has log-probabilities is computed", where)
 
     def _check_drafts(self, plan: BatchPlan, table: RowTable) -> None:
-        """They take no prompt's turn. Whether a decoding row could run is known to its scheduler alone."""
+        """They take no prompt's turn. Whether a decoding row could run is known to its scheduler alone; that a row
+        waited for its form, and computes the last of its prompt again, to executors first.
+        """
         columns = table._columns
         (with_prompt,) = np.nonzero(columns.in_use & (columns.computed_bound < columns.num_prompt))
-        waiting = set(with_prompt.tolist()) - {release.row for release in plan.releases}
+        with_form = {
+            row for row in table._occupants.forms if columns.computed_bound[row] == columns.num_prompt[row] - 1
+        }
+        waiting = set(with_prompt.tolist()) - {release.row for release in plan.releases} - with_form
         self._require(not waiting, plan, "drafts while a prompt waits", f"rows {sorted(waiting)}")
         are_alone = not plan.new_requests and (plan.num_scheduled_tokens == 1 + plan.num_draft_tokens).all()
         self._require(bool(are_alone), plan, "drafts beside a prompt", f"step {plan.step_id}")
@@ -180,8 +186,9 @@ class AuditedTable(RowTable):
         device: TimedRunner,
         applied: Callable[[BatchPlan], None],
         failing: Set[RecordId],
+        forms: FormMasker | None = None,
     ) -> None:
-        super().__init__(limits)
+        super().__init__(limits, forms)
         self.slots = slots
         self._audit = audit
         self._device = device

@@ -142,4 +142,5 @@ def as_request(planned: PlannedRequest) -> GenerationRequest:
         scheduling=Scheduling(),
         # As long as for a server that says nothing: here everybody is down at times, and nobody waits in vain.
         timeout=Timeout(total_seconds=planned.timeout_s, refused_seconds=10.0),
+        structured=None if planned.form is None else planned.form.form,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from executor_rig.hash_runner import HashRule, HashRunner
 from paceline_executor.link.engine import Ticket
 from paceline_executor.link.step_loop import Command
-from paceline_executor.link.step_thread import Wait, Work
+from paceline_executor.link.step_thread import Pause, Wait, Work
 from paceline_executor.runner.interface import (
     FlatBatch,
     HostTokenLists,
@@ -216,7 +216,11 @@ class InlineThread:
                 wait = work.send(command)
             except StopIteration:
                 return
-            command = await self._next(wait)
+            if isinstance(wait, Pause):
+                command = None
+                await _pause(wait)
+            else:
+                command = await self._next(wait)
 
     async def _next(self, wait: Wait) -> Command | None:
         end_ns = self._end_of(wait.step) if isinstance(wait.step, Ticket) else 0
@@ -241,6 +245,15 @@ class InlineThread:
         """How long until a time, and a little longer: timers are rounded."""
         left_ns = when_ns - self._clock_ns()
         return left_ns / NANOSECONDS + _ROUNDING_S if left_ns > 0 else 0.0
+
+
+async def _pause(pause: Pause) -> None:
+    loop = asyncio.get_running_loop()
+    waiter = loop.create_future()
+    timer = loop.call_later(pause.seconds, _wake, waiter)
+    pause.work.add_done_callback(lambda _: _wake(waiter))
+    await waiter
+    timer.cancel()
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

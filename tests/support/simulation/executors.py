@@ -6,7 +6,7 @@ Knows how the parts of an executor are put together, as its process does it, and
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ import grpc.aio
 
 from executor_rig.hash_runner import HashRule
 from executor_rig.hiding_runner import HidingRunner
+from paceline.bytes_tokenizer import END_TOKEN_IDS
 from paceline.plan.values import (
     BatchPlan,
     Claim,
@@ -47,11 +48,14 @@ from paceline_executor.link.servicer import ExecutorServicer, GrpcSchedulerConne
 from paceline_executor.link.servicer_views import look_at
 from paceline_executor.link.status import describe
 from paceline_executor.link.step_loop import StepLoop
+from paceline_executor.rows.forms import FormMasker
 from paceline_executor.rows.table import RowTable
 from paceline_executor.runner.interface import Runner
+from paceline_executor.start.opening import simulated_tokenizer
 from simulation.audit import AuditedTable, PlanAudit
 from simulation.device import NANOSECONDS, InlineThread, SlotRunner, TimedRunner
 from simulation.drafting import HashDrafter, keys_in
+from simulation.forms import SlowThread
 from simulation.invariants import ExecutorChecks
 from simulation.loop import keep_failure
 from simulation.model import MAX_PLANS_IN_FLIGHT, ModelConfig
@@ -113,8 +117,10 @@ class _Process:
         inner = _as_seen(slots, config, seed, num_right)
         self.device = device = TimedRunner(inner, config.step_ns, clock_ns, config.failure)
         self._audit = PlanAudit(limits, self._violated)
-        self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing)
-        loaded = Loaded(Engine(self.table, device, clock_ns), config.describe(device))
+        pool = SlowThread(asyncio.get_running_loop(), Random(f"forms {seed}"))  # noqa: S311 - nothing secret
+        forms = FormMasker(simulated_tokenizer().tokenizer_json, END_TOKEN_IDS, limits.vocab_size, pool)
+        self.table: RowTable = AuditedTable(limits, self._audit, slots, device, self._applied, failing, forms)
+        loaded = Loaded(Engine(self.table, device, clock_ns), replace(config.describe(device), forms=forms))
         thread = InlineThread(clock_ns, device.end_of)
         self.steps = StepLoop(lambda: loaded, self.plan_streams.report, clock_ns, thread)
         self.servicer = ExecutorServicer(self.plan_streams, Profiles(lambda _: None))

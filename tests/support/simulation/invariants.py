@@ -20,6 +20,7 @@ from simulation.scenario import PlannedRequest
 _TIMEOUT_CODES = ("DEADLINE_EXCEEDED", "DEADLINE_UNREACHABLE", "TIMEOUT")
 
 _FAILED_ALONE = ("STEP_FAILED", "EXECUTORS_DIED")  # an executor that ends itself has died of what it ran last
+_FORMS_FAIL = ("STRUCTURED_FAILED", "NO_TOKEN_LEFT")  # the latter where a form and a bad word leave none
 _SURELY_ALIVE_S = 0.8  # well inside the lease
 
 
@@ -89,6 +90,8 @@ class ClientChecks:
                     return  # it must look as if this request were why
                 if end.reason in _FAILED_ALONE and planned.request_id in {key.request_id for key in self._failing}:
                     return
+                if end.reason in _FORMS_FAIL and self._leaves_nothing(planned, end.reason):
+                    return
                 is_in_time = isinstance(end, RequestTimeoutError | UnavailableError) or end.reason in _TIMEOUT_CODES
                 if planned.timeout_s is None or not is_in_time:
                     sentence = f"I6: {planned.request_id} failed: {type(end).__name__} {end.reason}: {end}"
@@ -98,6 +101,12 @@ class ClientChecks:
         seed = completion_seed(planned.seed, index)
         drawn = (planned.next_token(rule, seed, output) for rule in dict.fromkeys(self._rules()))
         return {token_id for token_id in drawn if token_id is not None}
+
+    def _leaves_nothing(self, planned: PlannedRequest, reason: str) -> bool:
+        if planned.form is None or (reason == "STRUCTURED_FAILED") != planned.form.fails:
+            return False
+        outputs = (self._outputs.get((planned.request_id, index), []) for index in range(planned.num_completions))
+        return any(not self._drawn(planned, index, output) for index, output in enumerate(outputs))
 
     def _check_result(self, planned: PlannedRequest, result: Result) -> None:
         if len(result.completions) != planned.num_completions:

@@ -15,6 +15,7 @@ from paceline_executor.limits import RowLimits
 from paceline_executor.runner.simulated import NOTHING_LEFT, nearest_left
 from paceline_scheduler.link.leadership import ServingStatus
 from simulation.device import StepFailure
+from simulation.forms import PlannedForm, draw_form
 from simulation.model import NUM_BYTE_TOKENS, ModelConfig, make_rule
 
 ROGUE = "rogue"
@@ -26,6 +27,7 @@ _LOSE_STEPS, _FAIL_LATE = 1 / 12, 1 / 6
 _NUM_DRAFTS = (0, 1, 3, 7)
 _HAVE_RULES = 0.25
 _HAVE_PROMPT_LOGPROBS = 0.1
+_HAVE_FORMS, _HAVE_FORMS_AND_BAD_WORDS = 0.25, 0.2
 _HAVE_STANDBY = 1 / 3  # at least two schedulers, and ready is whoever is queued
 _HAVE_SHARES = 0.4
 FEWEST_BLOCKS = 14  # of an executor: what the longest request needs
@@ -133,11 +135,18 @@ class PlannedRequest:
     stop: str
     prompt_logprobs: int | None = None
     rules: PlannedRules = PlannedRules()
+    form: PlannedForm | None = None
 
     def next_token(self, rule: HashRule, seed: int, output: Sequence[int]) -> int | None:
         """Return what a completion with this seed goes on with after an output, by prompt, seed and offset alone."""
         token_id = rule.next_token((*self.prompt, *output), seed, len(output))
-        token_id = nearest_left(token_id, self.rules.allowed, self.rules.forbidden_after(output), VOCAB_SIZE)
+        allowed, forbidden = self.rules.allowed, self.rules.forbidden_after(output)
+        if self.form is not None:
+            allowed = self.form.left_after(output, self.rules.min_tokens)
+            forbidden = forbidden.difference(END_TOKEN_IDS)
+            if allowed <= forbidden:
+                return None
+        token_id = nearest_left(token_id, allowed, forbidden, VOCAB_SIZE)
         return None if token_id == NOTHING_LEFT else token_id
 
 
@@ -168,6 +177,7 @@ def draw_scenario(seed: int) -> Scenario:
     config = replace(config, limits=_with_drafts(config, Random(f"drafts {seed}")))  # noqa: S311 - nothing secret
     requests = _draw_requests(random, num_clients, config.rule)
     requests = _with_rules(requests, Random(f"rules {seed}"), config.rule)  # noqa: S311 - nothing secret
+    requests = _with_forms(requests, Random(f"forms {seed}"))  # noqa: S311 - nothing secret
     has_shares = Random(f"shares {seed}").random() < _HAVE_SHARES  # noqa: S311 - nothing secret
     has_standby = Random(f"standby {seed}").random() < _HAVE_STANDBY  # noqa: S311 - nothing secret
     num_schedulers = max(random.choice((1, 1, 2, 2, 3)), 2 if has_standby else 1)
@@ -262,6 +272,18 @@ def _draw_rules(random: Random, request: PlannedRequest, rule: HashRule) -> Plan
         penalty=random.choice((0.0, 0.5)),
         bias=(random.randrange(NUM_BYTE_TOKENS), 2.5) if random.random() < 0.3 else None,
     )
+
+
+def _with_forms(requests: tuple[PlannedRequest, ...], random: Random) -> tuple[PlannedRequest, ...]:
+    """Let some outputs keep to a form; where a word is bad, too, nothing may be left to draw."""
+    return tuple(_with_form(one, random) if random.random() < _HAVE_FORMS else one for one in requests)
+
+
+def _with_form(request: PlannedRequest, random: Random) -> PlannedRequest:
+    has_bad_word, form = random.random() < _HAVE_FORMS_AND_BAD_WORDS, draw_form(random)
+    letters = sorted(set("".join(map(bytes.decode, form.outputs)))) if has_bad_word and not form.fails else []
+    bad_word = random.choice(letters) if letters else ""
+    return replace(request, form=form, rules=replace(request.rules, allowed=frozenset(), bad_word=bad_word))
 
 
 def _draw_request(random: Random, number: int, num_clients: int, beginnings: list[tuple[int, ...]]) -> PlannedRequest:

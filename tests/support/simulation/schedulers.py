@@ -35,6 +35,7 @@ from paceline_scheduler.link.listener import Listener
 from paceline_scheduler.link.tokenizers import TokenizerStore
 from paceline_scheduler.observers.steps import StepObserver
 from paceline_scheduler.runtime import Runtime
+from simulation.forms import FormsHere
 from simulation.loop import Node, NodeState, keep_failure
 from simulation.network import Call, CallEndedError, Host, Site
 from simulation.transport import SimulatedTransport
@@ -194,6 +195,7 @@ class SchedulerHost(Host):
         executors = LinkedExecutors(runtime, StepObserver(runtime.views), leadership)
         listener = Listener(runtime, executors)
         texts = Texts(_LIMITS, lambda: datetime.fromtimestamp(loop.time(), UTC), trial=try_here)
+        texts.forms = FormsHere(_LIMITS, self._random)
         edge = Edge(runtime, executors, texts, _LIMITS, self._random.random)
         runtime.deliver_to(edge.delivery)
         fleet = Fleet(

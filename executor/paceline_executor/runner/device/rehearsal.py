@@ -97,7 +97,7 @@ def rehearse(
         max_logprobs,
     )
     steps = DeviceSteps(device, model, kv_cache, rows, rings, limits.block_size, splits, drafting)
-    rules, masks = _rules(num_rows), RowMasks(_ints(-(-limits.vocab_size // 32))[None], _ints(num_rows))
+    rules, masks = _rules(num_rows), RowMasks(_ints(-(-limits.vocab_size // 32))[None], _ints(num_rows + 1))
     for _ in steps.capture(buckets):
         pass
     for size in (*buckets, *_beyond(buckets, limits)):

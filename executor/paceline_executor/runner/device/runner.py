@@ -196,8 +196,8 @@ class DeviceRunner:
         launched, on_device = _launched(handle), None
         try:
             if masks is not None and masks.rows.size:
-                upload, num_rows = self._device.upload, self._limits.num_rows
-                on_device = RowMasks(upload(masks.words), upload(masks.before_output(num_rows)))
+                upload, before_output = self._device.upload, masks.before_output(self._limits.num_rows + 1)
+                on_device = RowMasks(upload(masks.words), upload(before_output))
             with_logprobs, rules = launched.with_logprobs, launched.rules
             self._steps.draw(launched.graphs, with_logprobs=with_logprobs, rules=rules, masks=on_device)
         except Exception:

@@ -19,7 +19,6 @@ from paceline_executor.runner.device.device import Capture, Captured, Device, Un
 from paceline_executor.runner.device.drafts import Drafting, WantedDrafts
 from paceline_executor.runner.device.row_words import RowWords
 from paceline_executor.runner.device.told_drafts import ToldDrafts
-from paceline_executor.runner.interface import NO_MASK
 from paceline_kernels.attention import Splits
 from paceline_kernels.clock import new_clock, stamp
 from paceline_kernels.draws import DrawInputs, advance_rows, draw_inputs
@@ -57,11 +56,10 @@ class RowMasks:
     """As `runner.interface.StepMasks` has them, on the device."""
 
     words: torch.Tensor  # [num_masks, words] int32
-    before_output: torch.Tensor  # [num_rows] int32
+    before_output: torch.Tensor  # [num_rows + 1] int32, the last of draws of no row
 
     def of(self, draws: DrawInputs) -> TokenMasks:
-        masks = self.before_output.index_select(0, draws.rows.clamp(min=0)) + draws.parameters.offsets
-        return TokenMasks(self.words, masks.where(draws.rows >= 0, NO_MASK))
+        return TokenMasks(self.words, self.before_output[draws.rows] + draws.parameters.offsets)
 
 
 @dataclass(frozen=True, slots=True)

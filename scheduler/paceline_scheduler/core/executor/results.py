@@ -23,7 +23,7 @@ from paceline_scheduler.core.executor.ledger import Ledger
 from paceline_scheduler.core.live import LiveRequest, finish_notice, retain_logprobs
 from paceline_scheduler.core.outputs import Failure, FinishNotice, Float64Array, TokenOutputs
 from paceline_scheduler.core.tables.rows import RUNNING, RowColumns, RowIndex
-from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, NoTokenLeftError
+from paceline_scheduler.errors import DivergenceError, ExecutorFailedError, FormTooCostlyError, NoTokenLeftError
 
 NUMERIC_FAULT = "NUMERIC_FAULT"
 
@@ -269,8 +269,9 @@ def _row_error(result: StepResult, row: int) -> ExecutorFailedError:
     error = next((error for error in result.errors if error.row == row), None)
     if error is None:
         return ExecutorFailedError("the executor gave up this request without a reason", "UNKNOWN")
-    if error.reason == NoTokenLeftError.reason:
-        return NoTokenLeftError(error.message)
+    for of_request in (FormTooCostlyError, NoTokenLeftError):
+        if error.reason == of_request.reason:
+            return of_request(error.message)
     return ExecutorFailedError(error.message, error.reason)
 
 
