@@ -18,7 +18,7 @@ from paceline_client import (
     Stopping,
 )
 from paceline_client.forms import Form
-from paceline_gateway.bodies import Body, ChatBody, CompletionBody, ResponseFormat, StructuredOutputs, Turn
+from paceline_gateway.bodies import ChatBody, CompletionBody, GenerationBody, ResponseFormat, StructuredOutputs, Turn
 from paceline_gateway.errors import refused
 
 # Of a request whose output goes out as a whole: fewer messages, and what is lost with a scheduler stays little.
@@ -92,7 +92,9 @@ def asked_of_completion(body: CompletionBody, model: str) -> Asked:
     return _asked(body, model, most, body.logprobs, prompt_logprobs)
 
 
-def _asked(body: Body, model: str, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> Asked:
+def _asked(
+    body: GenerationBody, model: str, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> Asked:
     has_logprobs = logprobs is not None or prompt_logprobs is not None
     return Asked(
         model=model,
@@ -147,7 +149,7 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
         raise refused("logit_bias", "has token ids as keys") from None
 
 
-def _form(body: Body) -> Form | None:
+def _form(body: GenerationBody) -> Form | None:
     forms = [form for form in (_form_of_response(body.response_format), *_forms_of_vllm(body)) if form is not None]
     if len(forms) > 1:
         raise refused("response_format", "is one of several forms: give one")
@@ -166,7 +168,7 @@ def _form_of_response(asked: ResponseFormat | None) -> Form | None:
     return JsonObject() if asked.json_schema.schema is None else JsonSchema(asked.json_schema.schema)
 
 
-def _forms_of_vllm(body: Body) -> list[Form]:
+def _forms_of_vllm(body: GenerationBody) -> list[Form]:
     named = body.structured_outputs or StructuredOutputs()
     forms: list[Form] = [JsonObject()] if named.json_object else []
     forms += [JsonSchema(schema) for schema in (named.json, body.guided_json) if schema is not None]

@@ -12,7 +12,7 @@ from paceline_gateway.errors import ApiError, refused
 _AT = " - at `$"
 
 
-class Part(msgspec.Struct, frozen=True):
+class ContentPart(msgspec.Struct, frozen=True):
     """A piece of a message's content."""
 
     type: str
@@ -24,7 +24,7 @@ class Turn(msgspec.Struct, frozen=True):
     """One message of a chat."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     refusal: str | None = None
     name: str | None = None
     tool_calls: list[Any] | None = None
@@ -70,7 +70,7 @@ class Fields(msgspec.Struct, frozen=True):
     """What else is known by name, and refused unless it asks for nothing."""
 
 
-class Body(Fields, frozen=True):
+class GenerationBody(Fields, frozen=True):
     """What a request for a chat and one for a completion have in common."""
 
     model: str | None = None
@@ -109,7 +109,7 @@ class Body(Fields, frozen=True):
     return_token_ids: bool | None = None
 
 
-class ChatBody(Body, frozen=True):
+class ChatBody(GenerationBody, frozen=True):
     # Tools, reasoning and template arguments come with the scheduler's; then they map to `Delta.parts`.
     not_done = (
         "tools", "functions", "function_call", "audio", "web_search_options", "prediction", "reasoning_effort",
@@ -129,7 +129,7 @@ class ChatBody(Body, frozen=True):
     prompt_cache_key: Any = None
 
 
-class CompletionBody(Body, frozen=True):
+class CompletionBody(GenerationBody, frozen=True):
     not_done = ("suffix", "prompt_embeds")
 
     prompt: str | list[Any] | None = None  # which list, `completions` finds out
@@ -150,7 +150,7 @@ class TextSettings(msgspec.Struct, frozen=True):
 class InputItem(msgspec.Struct, frozen=True):
     """A message; items of other types are refused by theirs."""
 
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     role: str = "user"
     type: str = "message"
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from paceline_client import AsyncClient, AsyncStream, Delta, Result
 from paceline_gateway.asked import Asked, Prompt, asked_of_chat, asked_of_completion, turns
-from paceline_gateway.bodies import Body, ChatBody, CompletionBody, ResponsesBody, read_body
+from paceline_gateway.bodies import ChatBody, CompletionBody, GenerationBody, ResponsesBody, read_body
 from paceline_gateway.chat import ChatAnswer
 from paceline_gateway.clients import Clients
 from paceline_gateway.completions import CompletionAnswer, Echo, echo_of, prompts_of
@@ -88,12 +88,12 @@ class Generation:
         return (self._clients.of if exchange.key is None else self._clients.alone)(exchange.bearer)
 
 
-async def _model(client: AsyncClient, body: Body) -> str:
+async def _model(client: AsyncClient, body: GenerationBody) -> str:
     """Its name is in every answer: where the request names none, that of the only one."""
     return body.model or (await client.get_model()).name
 
 
-def _has_usage(body: Body) -> bool:
+def _has_usage(body: GenerationBody) -> bool:
     options = body.stream_options
     if options is not None and not body.stream:
         raise refused("stream_options", "is for stream: true alone")
@@ -112,7 +112,7 @@ def _begun(
     ]
 
 
-async def _tell(exchange: Exchange, body: Body, streams: Sequence[AsyncStream], answer: AnswerWriter) -> None:
+async def _tell(exchange: Exchange, body: GenerationBody, streams: Sequence[AsyncStream], answer: AnswerWriter) -> None:
     is_stream = bool(body.stream)
     async with exchange.attended(*streams, is_stream=is_stream):
         if is_stream:
