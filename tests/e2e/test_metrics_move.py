@@ -1,6 +1,7 @@
 """Every metric of real processes moves when its subject does."""
 
 import asyncio
+import itertools
 from contextlib import AsyncExitStack
 from urllib.request import urlopen
 
@@ -23,6 +24,7 @@ CONSTANT |= {"executor_kv_blocks", "executor_kv_cache_bytes", "executor_expert_l
 NOT_HERE = {"executor_refused_plans", "executor_failed_steps", "executor_failed_forms"}
 FORM = {"type": "object", "properties": {"harbour_of_the_fishermen": {"enum": [1743]}}, "additionalProperties": False}
 FORM["required"] = list(FORM["properties"])
+LARGE_FORMS = ({"enum": list(range(first, first + 4000))} for first in itertools.count())
 LETTER = "The harbour was built in 1743 by fishermen who had lost their boats in the great storm. "
 
 
@@ -102,7 +104,8 @@ async def test_every_metric_of_a_system_moves(tiny_model, monkeypatch):
             await asyncio.sleep(0.05)
         await loading
         await asyncio.gather(profile(served["port"]), ask(target, LETTER, 200))
-        families = await scraped.look(*ports)
+        while not value(families := await scraped.look(*ports), "executor_waiting_forms"):
+            await ask(target, LETTER, 2, structured=JsonSchema(next(LARGE_FORMS)))
         assert value(families, "num_preemptions") > 0
         assert value(families, "prefix_cache_hits") > 0
         assert value(families, "admission_rejections") == 1
