@@ -1377,8 +1377,8 @@ class Model(_message.Message):
     num_ranks: _builtins.int
     """num_ranks is how many processes of an executor share each layer, the most where executors differ; 0 is 1."""
     structured_output: _builtins.str
-    """structured_output names what holds outputs to a form, with its version, such as "llguidance 1.9.1": requests with a
-    form run where it is the same. Empty: they are refused.
+    """structured_output names what holds outputs to a form, with its version, such as "llguidance 1.9.1, forms 2":
+    requests with a form run where it is the same. Empty: they are refused.
     """
     supports_tools: _builtins.bool
     """supports_tools says that calls of tools are known by marks, and that the model's own chat template writes what is

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from paceline.forms.library import LIBRARY
 from paceline.plan.values import Int32Array
 from paceline.v1 import inference_pb2
 from paceline_scheduler.api.limits import EdgeLimits
@@ -103,7 +104,7 @@ class Texts:
         """
         if not (structured or binds_calls(chat)):
             return b""
-        if not (structured or model.structured_output):
+        if not structured and model.structured_output != LIBRARY:
             sentence = f"no executor of the model {model.name!r} holds outputs to a form, as this takes; upgrade them"
             raise UnsupportedError("chat.tool_choice", sentence)
         if structured:

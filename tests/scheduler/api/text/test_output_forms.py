@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 
 from edge_rig.edge_client import EdgeClient
 from edge_rig.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
+from paceline.forms.library import LIBRARY
 from paceline.plan.values import RecordId
 from paceline.v1 import inference_pb2 as pb
 from paceline.v1.sampling_pb2 import StructuredOutput
@@ -19,10 +20,9 @@ from part_rig import CHAT_TEMPLATES
 
 TOKENIZER = byte_level_tokenizer()
 TOKENIZER.add_tokens([AddedToken(mark) for mark in ("<think>", "</think>", "<tool_call>", "</tool_call>")])
-FORMS = "llguidance 1.9.1"
 
 
-def model_of(template, held_by=FORMS):
+def model_of(template, held_by=LIBRARY):
     """One whose chats are rendered so, and whose executors hold outputs to forms."""
     source = tokenizer_source(TOKENIZER, chat_template=CHAT_TEMPLATES[template], eos_token="<|im_end|>")
     source = dataclasses.replace(source, digest=template)
