@@ -3,6 +3,6 @@
 VERSION = "1.9.1"
 
 LIBRARY = f"llguidance {VERSION}, forms 2"
-"""What masks depend on: the library's version, and that of what it is told, raised with each new kind of form. Executors
-with another one are given no request with a form.
+"""What masks depend on: the library's version, and that of what it is told, raised with each new kind of form.
+Executors with another one are given no request with a form.
 """
