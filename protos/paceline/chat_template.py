@@ -13,11 +13,9 @@ from typing import Any
 from jinja2 import ext, meta, nodes, parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from paceline.chat_variables import OWN_VARIABLES
+
 MAX_TEMPLATE_CHARS = 1 << 20
-OWN_VARIABLES = frozenset(
-    ("messages", "tools", "documents", "strftime_now", "add_generation_prompt", "continue_final_message")
-)
-"""What `ChatTemplate.render` knows itself: no argument of a caller's own is called so."""
 _CONTINUATION = "\ufffe "  # a noncharacter behind the text to go on with; without the space where the template trims it
 
 

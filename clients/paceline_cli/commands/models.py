@@ -43,7 +43,8 @@ def model_fields(model: Model) -> dict[str, object]:
 
 def table_of(served: list[Model]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name, justify in _COLUMNS:
+    has_parts = any(model.supports_tools or model.supports_reasoning for model in served)
+    for name, justify in _COLUMNS if has_parts else _COLUMNS[:-1]:
         table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     for model in served:
         size = "" if model.num_parameters is None else f"{model.num_parameters / 1e6:.0f} M"
@@ -52,8 +53,8 @@ def table_of(served: list[Model]) -> Table:
             memory = f"{model.weight_bytes / 2**20:,.0f} MiB"
             bits = f"{model.weight_bytes * 8 / model.num_parameters:.1f}" if model.num_parameters else ""
         numbers = str(model.max_model_len), str(model.num_executors)
-        parts = _PARTS[model.supports_tools, model.supports_reasoning]
-        table.add_row(model.name, model.architecture, size, form, bits, memory, *numbers, parts)
+        parts = [_PARTS[model.supports_tools, model.supports_reasoning]] if has_parts else []
+        table.add_row(model.name, model.architecture, size, form, bits, memory, *numbers, *parts)
     return table
 
 
@@ -67,5 +68,5 @@ _COLUMNS = (
     ("Memory", "right"),
     ("Context", "right"),
     ("Executors", "right"),
-    ("Parts", "left"),
+    ("Parts", "left"),  # where there are any: 80 columns are few
 )

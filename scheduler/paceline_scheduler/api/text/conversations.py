@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any, Never, TypedDict
 
-from paceline.chat_template import OWN_VARIABLES
+from paceline.chat_variables import OWN_VARIABLES
 from paceline.v1 import inference_pb2
 from paceline_scheduler.api.rules import check_count, check_num_bytes
 from paceline_scheduler.errors import InvalidRequestError
