@@ -151,13 +151,18 @@ def test_parts_are_the_same_however_they_are_cut(cuts):
     assert flaws_of_parts(PARTS, cuts) == 0
 
 
+def test_ids_of_calls_are_those_of_the_request():
+    assert flaws_of_parts([*PARTS[:4], replace(PARTS[4], id="zzzzzzzzz"), PARTS[5]]) == 0
+
+
 @pytest.mark.parametrize(
     ("place", "part"),
     [
         (0, TextPart("Hm")),
         (0, ReasoningPart("Oh")),
         (1, TextPart("")),
-        (2, ToolCallPart(0, '{"a":', id="zzzzzzzzz", name="f")),
+        (2, ToolCallPart(0, '{"a":', id="call_zzzzzzzzz", name="f")),
+        (2, ToolCallPart(0, '{"a":', name="f")),
         (2, ToolCallPart(0, '{"a":', id="a1B2c3D4e", name="h")),
         (3, ToolCallPart(0, "1}", id="a1B2c3D4e", name="f")),
         (3, ToolCallPart(0, "2}")),
@@ -166,7 +171,7 @@ def test_parts_are_the_same_however_they_are_cut(cuts):
         (5, ToolCallPart(1, "}}")),
     ],
     ids=[
-        *("thought that is said", "other thought", "lost text", "other id", "other name"),
+        *("thought that is said", "other thought", "lost text", "no such id", "no id", "other name"),
         *("id again", "other arguments", "call of another index", "cut arguments", "longer arguments"),
     ],
 )

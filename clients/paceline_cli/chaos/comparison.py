@@ -4,11 +4,14 @@ Knows the undisturbed result of the same request. Counts by itself and trusts no
 fault in one of them must show here.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paceline_client.results import Completion, Delta, ReasoningPart, Result, TextPart, TokenLogprobs
+
+_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
 
 
 @dataclass(slots=True)
@@ -133,7 +136,10 @@ class StreamComparison:
 
 
 def _pieces(delta: Delta) -> Iterator[tuple[str, str]]:
-    """What a delta adds to which text. That of a call begins with its id and its tool's name."""
+    """What a delta adds to which text. That of a call begins with its id and its tool's name.
+
+    Ids follow from the request's, so those of another request are others: one is as good as any.
+    """
     yield "text", delta.text
     for part in delta.parts:
         match part:
@@ -142,7 +148,7 @@ def _pieces(delta: Delta) -> Iterator[tuple[str, str]]:
             case ReasoningPart(text):
                 yield "reasoning", text
             case call:
-                told = (call.id, call.name, call.arguments)
+                told = (call.id and _CALL_ID.sub("id", call.id), call.name, call.arguments)
                 yield f"call {call.index}", " ".join(each for each in told if each is not None)
 
 
@@ -150,7 +156,7 @@ def _texts(expected: Completion) -> dict[str, str]:
     """The whole of what the pieces are of."""
     texts = {"text": expected.text, "content": expected.content, "reasoning": expected.reasoning}
     calls = enumerate(expected.tool_calls)
-    return texts | {f"call {index}": f"{call.id} {call.name} {call.arguments}" for index, call in calls}
+    return texts | {f"call {index}": f"id {call.name} {call.arguments}" for index, call in calls}
 
 
 def _ends(result: Result) -> list[tuple[str, str | int | None, int, int]]:
