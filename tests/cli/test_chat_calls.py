@@ -51,15 +51,17 @@ WARM, NOON = ("tool", "21", "", "a1B2c3D4e"), ("tool", "/noon", "", "f5G6h7I8j")
         ("\n/noon\n", [ASKED, CLOCK_CALLED, NOON, ("assistant", "I heard /noon", "", [])]),
         ("\n\n", [ASKED, ("assistant", "Let me see.", "Hm", [])]),
         ("21\n/reset\n", []),
+        ("21\n/reset\nwarm?\n21\n\n", [ASKED, WEATHER_CALLED, WARM, ("assistant", "I heard 21", "", [])]),
     ],
-    ids=["both", "the first", "the last", "none", "it is forgotten"],
+    ids=["both", "the first", "the last", "none", "it is forgotten", "it is forgotten and asked again"],
 )
 def test_a_chat_asks_what_each_call_gave_and_goes_on(results, remembered):
     """What is remembered are calls that were answered, with their results."""
     result, (*_, last) = chatted(calling, f"warm?\n{results}thanks\n")
     assert turns_of(last) == [*remembered, ("user", "thanks", "", [])]
     heard = [f"{content}\n" for role, content, *_ in remembered if content.startswith("I heard")]
-    shown = ['Let me see.\nweather {"town":"Paris"}\nclock \n', *heard, "I heard thanks\n"]
+    called = 'Let me see.\nweather {"town":"Paris"}\nclock \n'
+    shown = [called * (1 + results.count("warm?")), *heard, "I heard thanks\n"]
     assert (result.exit_code, result.stdout) == (0, "".join(shown))
 
 
