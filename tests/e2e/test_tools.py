@@ -53,7 +53,7 @@ def parts_of(deltas):
 
 
 async def test_a_call_goes_on_where_it_was_when_its_scheduler_died(tmp_path):
-    """The same id, name and arguments, which are valid: it was required, and tenants share no request."""
+    """It is, id and all, that of the next scheduler's whole output, and valid. Tenants share no request."""
     deployment = Deployment(
         model=str(calling_model(tmp_path / "calling.gguf")),
         host="127.0.0.1",
@@ -78,9 +78,6 @@ async def test_a_call_goes_on_where_it_was_when_its_scheduler_died(tmp_path):
     async with system:
         await system.ready()
         async with AsyncClient(system.target) as client:
-            async with asked(client, "undisturbed") as stream:
-                whole = [delta async for delta in stream]
-                expected = stream.result
             (scheduler,) = deployment.scheduler_names
             killed, deltas = 0, []
             async with asked(client, "disturbed") as stream:
@@ -90,7 +87,10 @@ async def test_a_call_goes_on_where_it_was_when_its_scheduler_died(tmp_path):
                         killed = await system.process_id(scheduler)
                         os.kill(killed, signal.SIGKILL)
                 result = stream.result
-        assert await system.process_id(scheduler) != killed > 0
+            assert await system.process_id(scheduler) != killed > 0
+            async with asked(client, "undisturbed") as stream:
+                whole = [delta async for delta in stream]
+                expected = stream.result
 
     assert parts_of(deltas) == parts_of(whole)
     assert result.tool_calls == expected.tool_calls
