@@ -17,9 +17,8 @@ class LineEditor:
     What was typed is remembered until the program ends, and is written nowhere.
     """
 
-    def __init__(self, prompt: str, commands: Sequence[str]) -> None:
+    def __init__(self, commands: Sequence[str]) -> None:
         """`commands` are completed by Tab at the beginning of a line."""
-        self._prompt = prompt
         self._session: PromptSession[str] = PromptSession(
             history=InMemoryHistory(),
             completer=WordCompleter(list(commands), sentence=True),
@@ -28,9 +27,9 @@ class LineEditor:
             prompt_continuation="",
         )
 
-    def read(self) -> str:
+    def read(self, prompt: str) -> str:
         """The next line. EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
-        return self._session.prompt(self._prompt)
+        return self._session.prompt(prompt)
 
 
 def _key_bindings() -> KeyBindings:

@@ -14,7 +14,8 @@ from paceline_cli.progress import BarView, LineView
 from paceline_cli.stopwatch import Stopwatch
 from paceline_cli.supervisor.events import BecameReady, Exited, Printed, Progressed, Said, Started, StillRunning
 from paceline_cli.supervisor.log_lines import Level
-from paceline_client.testing import FakeServer, Hold, Tokens, say
+from paceline_client.results import ToolCallPart
+from paceline_client.testing import End, FakeServer, Hold, Tokens, say
 
 PACELINE = (sys.executable, "-m", "paceline_cli")
 
@@ -84,6 +85,32 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat():
         assert terminal.process.wait(60) == 0
         turns = [turn.content for turn in server.seen.requests[-1].chat.messages]
     assert turns == ["tell me", "Once", "go on"]
+
+
+def test_results_of_calls_are_asked_for_by_name():
+    """Ctrl-C clears what was typed, and stops an answer that calls: its calls are not asked for."""
+    call = Tokens((1,), parts=(ToolCallPart(0, "{}", id="a1B2c3D4e", name="weather"),))
+    scripts = {"warm?": [call, End()], "21": say("yes"), "cold?": [call, Hold()]}
+    with (
+        FakeServer(lambda request: scripts[request.chat.messages[-1].content]) as server,
+        Terminal("chat", "--target", server.target) as terminal,
+    ):
+        terminal.read_until(PROMPT)
+        terminal.type("warm?")
+        terminal.read_until("weather" + PROMPT)
+        terminal.press("13\x03")
+        terminal.read_until("leaves")
+        terminal.read_until("weather" + PROMPT)
+        terminal.type("21")
+        terminal.read_until("yes")
+        terminal.read_until(PROMPT)
+        terminal.type("cold?")
+        terminal.read_until("weather {}")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.read_until(" …")
+        assert "weather" not in terminal.read_until(PROMPT)
+        turns = [turn.content for turn in server.seen.requests[-1].chat.messages]
+    assert turns == ["warm?", "", "21", "yes", "cold?"]
 
 
 def test_a_pasted_text_is_one_turn_and_lines_can_be_recalled_edited_and_completed():

@@ -40,7 +40,7 @@ def told(result):
 
 
 async def test_drafts_change_no_delta(running_system):
-    requests = [*chaos_requests(NUM_REQUESTS, has_forms=True)]
+    requests = [*chaos_requests(NUM_REQUESTS, has_forms=True, has_tools=False)]
     requests.append(replace(requests[0], prompt=COUNTING, messages=None, stopping=Stopping(max_tokens=80)))
     async with AsyncClient(running_system.api) as client:
         plain = [await followed(client, each, Scheduling(max_num_draft_tokens=0)) for each in requests]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_cli.chaos.comparison import StreamComparison
-from paceline_client import Completion, Delta, FinishReason, Result, TokenLogprobs, Usage
+from paceline_client import Completion, Delta, FinishReason, Result, TokenLogprobs, ToolCall, Usage
+from paceline_client.results import ReasoningPart, TextPart, ToolCallPart
 
 TOKEN_IDS = (11, 12, 13, 14, 15, 16)
 TEXTS = ("One", " two", " three", " four", " five", " six")
@@ -60,6 +61,30 @@ def flaws_of(deltas, result=None, num_completions=1):
     return tuple(
         sum(getattr(mismatches, name) for mismatches in found) for name in ("num_lost", "num_doubled", "num_changed")
     )
+
+
+# What each token adds.
+PARTS = (
+    ReasoningPart("Hm"),
+    TextPart("One"),
+    ToolCallPart(0, '{"a":', id="a1B2c3D4e", name="f"),
+    ToolCallPart(0, "1}"),
+    ToolCallPart(1, "{", id="f5G6h7I8j", name="g"),
+    ToolCallPart(1, "}"),
+)
+CALLS = (ToolCall("a1B2c3D4e", "f", '{"a":1}'), ToolCall("f5G6h7I8j", "g", "{}"))
+
+
+def flaws_of_parts(parts, cuts=(2, 4)):
+    """Of a stream whose tokens are right."""
+    expected = undisturbed_result()
+    told = replace(expected.completions[0], reasoning="Hm", content="One", tool_calls=CALLS)
+    comparison = StreamComparison("story", replace(expected, completions=(told,)))
+    found = []
+    for delta in honest_deltas(cuts):
+        added = tuple(parts[delta.offset : delta.offset + len(delta.token_ids)])
+        found.append(comparison.take(replace(delta, parts=added)))
+    return sum(each.num_changed for each in [*found, comparison.conclude(expected)])
 
 
 def ended_with(**changes):
@@ -119,6 +144,39 @@ def test_what_is_lost_doubled_or_made_up_is_counted(deltas, flaws):
 def test_what_comes_with_the_tokens_counts_too(change):
     first, *others = honest_deltas()
     assert flaws_of([replace(first, **change), *others]) == (0, 0, 1)
+
+
+@given(st.sets(st.integers(1, 5)))
+def test_parts_are_the_same_however_they_are_cut(cuts):
+    assert flaws_of_parts(PARTS, cuts) == 0
+
+
+def test_ids_of_calls_are_those_of_the_request():
+    assert flaws_of_parts([*PARTS[:4], replace(PARTS[4], id="zzzzzzzzz"), PARTS[5]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        (0, TextPart("Hm")),
+        (0, ReasoningPart("Oh")),
+        (1, TextPart("")),
+        (2, ToolCallPart(0, '{"a":', id="call_zzzzzzzzz", name="f")),
+        (2, ToolCallPart(0, '{"a":', name="f")),
+        (2, ToolCallPart(0, '{"a":', id="a1B2c3D4e", name="h")),
+        (3, ToolCallPart(0, "1}", id="a1B2c3D4e", name="f")),
+        (3, ToolCallPart(0, "2}")),
+        (4, ToolCallPart(2, "{", id="f5G6h7I8j", name="g")),
+        (5, ToolCallPart(1, "")),
+        (5, ToolCallPart(1, "}}")),
+    ],
+    ids=[
+        *("thought that is said", "other thought", "lost text", "no such id", "no id", "other name"),
+        *("id again", "other arguments", "call of another index", "cut arguments", "longer arguments"),
+    ],
+)
+def test_each_part_that_is_another_is_a_change(place, part):
+    assert flaws_of_parts([*PARTS[:place], part, *PARTS[place + 1 :]]) > 0
 
 
 @pytest.mark.parametrize(

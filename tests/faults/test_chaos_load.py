@@ -55,8 +55,8 @@ async def test_a_stream_that_the_client_library_refuses_is_a_failure():
 
 def test_the_requests_are_as_different_as_the_api_lets_them_be():
     """Each has its name, and is greedy or has a seed: nothing else can be compared."""
-    requests = chaos_requests(48, has_forms=True)
-    assert len({request.name for request in requests}) == len(requests) == 28
+    requests = chaos_requests(48, has_forms=True, has_tools=True)
+    assert len({request.name for request in requests}) == len(requests) == 32
     assert all(request.sampling.temperature == 0 or request.sampling.seed is not None for request in requests)
     assert sum(request.sampling.temperature == 0 for request in requests) >= 8
     assert any(request.sampling.n for request in requests)

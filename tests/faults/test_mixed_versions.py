@@ -42,7 +42,8 @@ NUM_STREAMS, NUM_KILLS = 16, 10
 OLD, NEW = "old", "new"
 # They may end at an end token, too.
 REQUESTS = [
-    replace(each, stopping=replace(each.stopping, ignore_eos=False)) for each in chaos_requests(48, has_forms=False)
+    replace(each, stopping=replace(each.stopping, ignore_eos=False))
+    for each in chaos_requests(48, has_forms=False, has_tools=False)
 ]
 
 

@@ -4,9 +4,14 @@ Knows the undisturbed result of the same request. Counts by itself and trusts no
 fault in one of them must show here.
 """
 
+import re
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from paceline_client.results import Completion, Delta, Result, TokenLogprobs
+from paceline_client.results import Completion, Delta, ReasoningPart, Result, TextPart, TokenLogprobs
+
+_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
 
 
 @dataclass(slots=True)
@@ -18,7 +23,7 @@ class Mismatches:
     num_doubled: int = 0
     """Tokens that came again."""
     num_changed: int = 0
-    """Tokens that are others, or have other log-probabilities; and each text, reason or count that is another."""
+    """Tokens that are others, or have other log-probabilities; and each text, part, reason or count that is another."""
     first: str | None = None
     """The first of them in words."""
 
@@ -35,8 +40,9 @@ class Mismatches:
 @dataclass(slots=True)
 class _Seen:
     num_tokens: int = 0
-    text: str = ""
-    has_other_text: bool = False
+    texts: defaultdict[str, str] = field(default_factory=lambda: defaultdict(str))
+    others: set[str] = field(default_factory=set)
+    """Which of the texts are not how the undisturbed ones begin."""
 
 
 @dataclass(slots=True)
@@ -59,7 +65,7 @@ class StreamComparison:
         seen = self._seen.setdefault(delta.index, _Seen())
         self._place(seen, delta)
         self._compare_tokens(expected, delta)
-        self._compare_text(expected, seen, delta)
+        self._compare_texts(expected, seen, delta)
         seen.num_tokens = max(seen.num_tokens, delta.offset + len(delta.token_ids))
         if delta.prompt_logprobs:
             self._compare_prompt(delta.prompt_logprobs)
@@ -73,8 +79,11 @@ class StreamComparison:
             num_missing = len(expected.token_ids) - seen.num_tokens
             if num_missing > 0:
                 self._lost(num_missing, f"the last {num_missing} tokens of completion {expected.index} did not come")
-            if seen.text != expected.text and not seen.has_other_text:
-                self._changed(1, f"the text of completion {expected.index} is {seen.text!r}, not {expected.text!r}")
+            for name, whole in _texts(expected).items():
+                if seen.texts[name] != whole and name not in seen.others:
+                    self._changed(
+                        1, f"the {name} of completion {expected.index} is {seen.texts[name]!r}, not {whole!r}"
+                    )
         if self._num_prompt_logprobs != len(self.expected.prompt_logprobs):
             self._changed(1, "log-probabilities of the prompt are missing")
         ends, expected_ends = _ends(result), _ends(self.expected)
@@ -102,11 +111,14 @@ class StreamComparison:
             what = f"at offset {delta.offset} log-probabilities are {delta.logprobs}, not {wanted_logprobs}"
             self._changed(max(num_wrong, 1), what)
 
-    def _compare_text(self, expected: Completion, seen: _Seen, delta: Delta) -> None:
-        seen.text += delta.text
-        if not expected.text.startswith(seen.text) and not seen.has_other_text:
-            seen.has_other_text = True
-            self._changed(1, f"the text {seen.text!r} is not how {expected.text!r} begins")
+    def _compare_texts(self, expected: Completion, seen: _Seen, delta: Delta) -> None:
+        wholes = _texts(expected)
+        for name, text in _pieces(delta):
+            seen.texts[name] += text
+            if not wholes.get(name, "").startswith(seen.texts[name]) and name not in seen.others:
+                seen.others.add(name)
+                what = f"the {name} {seen.texts[name]!r} is not how {wholes.get(name, '')!r} begins"
+                self._changed(1, what)
 
     def _compare_prompt(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
         self._num_prompt_logprobs += len(logprobs)
@@ -121,6 +133,30 @@ class StreamComparison:
 
     def _changed(self, count: int, what: str) -> None:
         self._found.add(Mismatches(num_changed=count, first=f"{self.name}: {what}"))
+
+
+def _pieces(delta: Delta) -> Iterator[tuple[str, str]]:
+    """What a delta adds to which text. That of a call begins with its id and its tool's name.
+
+    Ids follow from the request's, so those of another request are others: one is as good as any.
+    """
+    yield "text", delta.text
+    for part in delta.parts:
+        match part:
+            case TextPart(text):
+                yield "content", text
+            case ReasoningPart(text):
+                yield "reasoning", text
+            case call:
+                told = (call.id and _CALL_ID.sub("id", call.id), call.name, call.arguments)
+                yield f"call {call.index}", " ".join(each for each in told if each is not None)
+
+
+def _texts(expected: Completion) -> dict[str, str]:
+    """The whole of what the pieces are of."""
+    texts = {"text": expected.text, "content": expected.content, "reasoning": expected.reasoning}
+    calls = enumerate(expected.tool_calls)
+    return texts | {f"call {index}": f"id {call.name} {call.arguments}" for index, call in calls}
 
 
 def _ends(result: Result) -> list[tuple[str, str | int | None, int, int]]:

@@ -114,7 +114,9 @@ class Experiment:
         model, *_ = await self.system.ready()
         retry = Retry(max_outage_seconds=setting.max_outage_seconds)
         client = await stack.enter_async_context(AsyncClient(self.system.target, retry=retry))
-        requests = chaos_requests(setting.max_tokens, has_forms=bool(model.structured_output))
+        has_forms = bool(model.structured_output)
+        has_tools = has_forms and model.supports_tools
+        requests = chaos_requests(setting.max_tokens, has_forms=has_forms, has_tools=has_tools)
         expected = await self.system.during(undisturbed_results(client, requests, model.name))
         self._metrics_before = await self.system.metrics()
         self._load = ClosedLoopLoad(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from paceline_client.async_client import AsyncClient, AsyncStream
 from paceline_client.forms import Form, JsonSchema, Regex, Tag, Tags
 from paceline_client.requests import Message, Output, Sampling, Stopping
+from paceline_client.tools import Tool, ToolChoice
 
 _GREEDY = Sampling(temperature=0.0, seed=20)  # which a simulated runner goes by
 _PLAIN = Output()
@@ -37,6 +38,8 @@ class ChaosRequest:
     stopping: Stopping
     output: Output = _PLAIN
     structured: Form | None = None
+    tools: tuple[Tool, ...] | None = None
+    tool_choice: ToolChoice | None = None
 
     def stream(self, client: AsyncClient, model: str) -> AsyncStream:
         """The request, not yet sent: it goes out when its first delta is asked for."""
@@ -47,13 +50,15 @@ class ChaosRequest:
             stopping=self.stopping,
             output=self.output,
             structured=self.structured,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
             model=model,
         )
 
 
-def chaos_requests(max_tokens: int, *, has_forms: bool) -> tuple[ChaosRequest, ...]:
+def chaos_requests(max_tokens: int, *, has_forms: bool, has_tools: bool) -> tuple[ChaosRequest, ...]:
     """24 requests with outputs of a half to all of `max_tokens`: half of them greedy, half sampled with a seed. Where
-    the model has forms, four more that keep to one.
+    the model has forms, four more that keep to one; where its calls can be held to one, four more that call tools.
     """
     lengths = (max_tokens, max_tokens * 3 // 4, max_tokens // 2, max_tokens * 5 // 8)
     plain = [
@@ -66,6 +71,7 @@ def chaos_requests(max_tokens: int, *, has_forms: bool) -> tuple[ChaosRequest, .
         for number in range(12)
     ]
     special = _special(max_tokens) | (_formed(max_tokens) if has_forms else {})
+    special |= _called(max_tokens) if has_tools else {}
     return (*plain, *(replace(request, name=name) for name, request in special.items()))
 
 
@@ -118,4 +124,28 @@ def _formed(max_tokens: int) -> dict[str, ChaosRequest]:
         "records, four completions": ask(Sampling(temperature=1.0, seed=28, n=4), half, records),
         "words of letters": ask(Sampling(temperature=0.9, top_k=50, seed=29), whole, word),
         "notes in a text": ask(Sampling(temperature=1.0, seed=30, frequency_penalty=0.5), whole, tags),
+    }
+
+
+def _called(max_tokens: int) -> dict[str, ChaosRequest]:
+    """Outputs in parts, with calls of tools that are held to their schemas."""
+    tools = tuple(Tool(name, f"Of a {name}", _RECORD, strict=True) for name in ("ferry", "parcel"))
+
+    def ask(sampling: Sampling, choice: ToolChoice, stream_interval: int | None = None) -> ChaosRequest:
+        return ChaosRequest(
+            name="",
+            messages=(Message("user", "Where are they?"),),
+            sampling=sampling,
+            stopping=Stopping(max_tokens=max_tokens),
+            output=Output(parts=True, stream_interval=stream_interval),
+            tools=tools,
+            tool_choice=choice,
+        )
+
+    required = ToolChoice(mode="required")
+    return {
+        "required call": ask(replace(_GREEDY, bad_words=("<think>",)), required),
+        "named call, two completions": ask(Sampling(temperature=1.0, seed=33, n=2), ToolChoice(name="parcel")),
+        "calls in a text": ask(Sampling(temperature=1.0, seed=65), ToolChoice(mode="auto"), stream_interval=5),
+        "thought, then called": ask(Sampling(temperature=1.0, seed=59), required),
     }

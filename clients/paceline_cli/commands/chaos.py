@@ -85,8 +85,8 @@ def chaos(
 ) -> None:
     """Kill, freeze and cut a system under load, and check every token.
 
-    Starts schedulers and executors of its own (by turns of 3 ranks and of 1: --tensor-parallel-size 3,1), asks 24
-    requests undisturbed, keeps them streaming while it injects one fault after another, and compares each delta with
+    Starts schedulers and executors of its own (by turns of 3 ranks and of 1: --tensor-parallel-size 3,1), asks 24 to
+    32 requests undisturbed, keeps them streaming while it injects one fault after another, and compares each delta with
     the undisturbed output, and metrics with what clients saw. Exit code 0: nothing failed, was lost, doubled, changed,
     left or untrue, and the system came back each time.
     """

@@ -1,7 +1,9 @@
 """`paceline chat`: a conversation in the terminal."""
 
+import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import typer
 
@@ -15,8 +17,9 @@ from paceline_cli.waiting import WaitingNotice
 from paceline_client.config import Timeout
 from paceline_client.errors import InvalidRequestError, PacelineError, UnavailableError
 from paceline_client.requests import Message, Output, Sampling, Scheduling, Stopping, TemplateValue, ToolLike
-from paceline_client.results import Model
+from paceline_client.results import Model, OutputPart, ReasoningPart, TextPart
 from paceline_client.sync_client import Client
+from paceline_client.tools import ToolCall
 
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves. Ctrl-C stops an answer, Alt-Enter begins a line."
 _COMMANDS = ("/reset", "/exit", "/quit", "/help")
@@ -43,7 +46,10 @@ def chat(
     /reset forgets it, /exit or Ctrl-D leaves. Ctrl-C stops an answer, or clears the line. Up recalls what was typed, a
     pasted text is one turn, and Alt-Enter begins a new line in a turn.
 
-    Of turns that are piped in each line is one; where one fails so does the command.
+    Where the model calls tools (--tools) you are asked what each call gave, by the tool's name, and the answer goes on.
+    An empty line gives nothing: such a call is forgotten.
+
+    Of turns and results that are piped in each line is one; where a turn fails so does the command.
     """
     with reported(), cli_client(target, tls_dir, token_file, max_outage) as client:
         with WaitingNotice(client):
@@ -61,14 +67,16 @@ def chat(
         )
         if sys.stdin.isatty():
             typer.secho(f"Talking to {served.name} at {target}. {_HELP}", err=True, dim=True)
-        for line in read_lines():
+        for line in read_lines(lambda: f"{conversation.called or ''}> "):
             match line.strip():
-                case "":
-                    continue
                 case "/exit" | "/quit":
                     break
                 case "/reset":
                     conversation.reset()
+                case result if conversation.called:  # it may begin with a slash
+                    conversation.give(result)
+                case "":
+                    continue
                 case command if command.startswith("/"):
                     typer.echo(_HELP, err=True)
                 case text:
@@ -115,6 +123,9 @@ class Conversation:
         self._scheduling = scheduling
         self._timeout = timeout
         self._turns: list[Message] = []
+        self._exchange: list[Message] = []  # what was said since the last answer that was remembered
+        self._calls: list[ToolCall] = []
+        self._results: list[Message] = []
         self._first_error: PacelineError | None = None
 
     @property
@@ -122,15 +133,44 @@ class Conversation:
         """Why the first turn failed that did; None while all were answered."""
         return self._first_error
 
+    @property
+    def called(self) -> str | None:
+        """The tool whose result the model waits for; None where it waits for a turn."""
+        return self._calls[len(self._results)].name if self._calls else None
+
     def reset(self) -> None:
         """Forget everything but the system text."""
         self._turns.clear()
+        self._calls.clear()
+        self._results.clear()
 
     def say(self, text: str) -> None:
         """Send a turn and print the answer. A turn without an answer is not remembered, a stopped one as it stands."""
-        question = Message("user", text)
+        self._exchange = [Message("user", text)]
+        self._go_on()
+
+    def give(self, result: str) -> None:
+        """What the call gave that the model waits for: of the last one, send them and print how the answer goes on.
+
+        A call that gave nothing is forgotten, since chat templates want each answered.
+        """
+        self._results.append(Message("tool", result, tool_call_id=self._calls[len(self._results)].id))
+        if len(self._results) < len(self._calls):
+            return
+        results = [each for each in self._results if each.content]
+        answered = {each.tool_call_id for each in results}
+        answer = self._exchange.pop()
+        answer = replace(answer, tool_calls=[call for call in self._calls if call.id in answered])
+        self._calls, self._results = [], []
+        if results:
+            self._exchange += [answer, *results]
+            self._go_on()
+        else:
+            self._remember(answer)
+
+    def _go_on(self) -> None:
         try:
-            messages = [*self._opening, *self._turns, question]
+            messages = [*self._opening, *self._turns, *self._exchange]
             answer = ask_bounded(self._max_tokens, lambda most: self._ask(messages, most))
         except PacelineError as error:
             self._first_error = self._first_error or error
@@ -138,10 +178,17 @@ class Conversation:
             if isinstance(error, InvalidRequestError) and self._turns:
                 typer.echo("If the conversation has become too long, /reset forgets it.", err=True)
             return
-        if answer:
-            self._turns += [question, Message("assistant", answer)]
+        if answer.tool_calls:
+            self._exchange.append(answer)
+            self._calls = list(answer.tool_calls)
+        else:
+            self._remember(answer)
 
-    def _ask(self, messages: list[Message], max_tokens: int | None) -> str:
+    def _remember(self, answer: Message) -> None:
+        if answer.content:
+            self._turns += [*self._exchange, answer]
+
+    def _ask(self, messages: list[Message], max_tokens: int | None) -> Message:
         stream = self._client.stream(
             messages=messages,
             tools=self._tools,
@@ -153,12 +200,14 @@ class Conversation:
             model=self._model,
             timeout=self._timeout,
         )
-        printed, parts, is_stopped = AnswerText(), ShownParts(), False
+        printed, shown, is_stopped = AnswerText(), ShownParts(), False
+        parts: list[OutputPart] = []
         with stream, WaitingNotice(self._client, stream) as notice:
             try:
                 for delta in stream:
                     notice.heard()
-                    printed.add(parts.text_of(delta.parts))
+                    parts += delta.parts
+                    printed.add(shown.text_of(delta.parts))
             except KeyboardInterrupt:
                 is_stopped = True
                 printed.show(" …")
@@ -166,21 +215,30 @@ class Conversation:
                 printed.end_line()
                 raise
         printed.end()
+        calls: list[ToolCall] = []
         if not is_stopped:
             tell_if_met(stream.result, self._max_tokens)
-        return printed.text
+            calls = [call for call in stream.result.tool_calls if _is_whole(call)]
+        content = "".join(part.text for part in parts if isinstance(part, TextPart))
+        reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+        return Message("assistant", content, reasoning=reasoning or None, tool_calls=calls)
+
+
+def _is_whole(call: ToolCall) -> bool:
+    """`max_tokens` may have cut it: then it can be neither answered nor sent again."""
+    try:
+        return isinstance(json.loads(call.arguments or "{}"), dict)
+    except ValueError:
+        return False
 
 
 class AnswerText:
     def __init__(self) -> None:
-        self._parts: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(self._parts)
+        self._ends_line = True
 
     def add(self, text: str) -> None:
-        self._parts.append(text)
+        if text:
+            self._ends_line = text.endswith("\n")
         self.show(text)
 
     def show(self, text: str) -> None:
@@ -190,7 +248,7 @@ class AnswerText:
 
     def end_line(self) -> None:
         """What comes next begins a line."""
-        if self._parts and not self._parts[-1].endswith("\n"):
+        if not self._ends_line:
             self.show("\n")
 
     def end(self) -> None:
@@ -198,7 +256,7 @@ class AnswerText:
         self.show("\n\n" if sys.stdin.isatty() else "\n")
 
 
-def read_lines() -> Iterator[str]:
+def read_lines(prompt: Callable[[], str]) -> Iterator[str]:
     """What the user types, or what was piped in, until its end. Ctrl-C clears the line.
 
     Where the answers go elsewhere than to the terminal the editor's prompt would go with them, so there is none.
@@ -208,10 +266,10 @@ def read_lines() -> Iterator[str]:
         return
     from paceline_cli.line_editor import LineEditor  # only now: what is piped in needs none of it
 
-    editor = LineEditor("> ", _COMMANDS)
+    editor = LineEditor(_COMMANDS)
     while True:
         try:
-            yield editor.read()
+            yield editor.read(prompt())
         except EOFError:
             return
         except KeyboardInterrupt:
