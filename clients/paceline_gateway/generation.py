@@ -40,7 +40,7 @@ class Generation:
         body, exchange.ignored = read_body(ChatBody, await exchange.body())
         prompt = turns(body.messages)
         async with self._client(exchange) as client:
-            asked = asked_of_chat(body, *await _model(client, body.model))
+            asked = asked_of_chat(body, *await _model(client, body))
             request_id = exchange.key or f"chatcmpl-{uuid.uuid4().hex}"
             answer = ChatAnswer(
                 request_id,
@@ -82,7 +82,7 @@ class Generation:
         body, exchange.ignored = read_body(ResponsesBody, await exchange.body())
         prompt, chat = prompt_of(body), chat_of(body)
         async with self._client(exchange) as client:
-            asked = asked_of_chat(chat, *await _model(client, chat.model))
+            asked = asked_of_chat(chat, *await _model(client, chat))
             request_id = exchange.key or f"resp_{uuid.uuid4().hex}"
             answer = ResponseAnswer(request_id, body, asked.model, int(time.time()), has_parts=asked.has_parts)
             await _tell(exchange, chat, _begun(client, exchange, asked, [prompt], request_id), answer)
@@ -91,14 +91,16 @@ class Generation:
         return (self._clients.of if exchange.key is None else self._clients.alone)(exchange.bearer)
 
 
-async def _model(client: AsyncClient, name: str | None) -> tuple[str, bool]:
+async def _model(client: AsyncClient, body: ChatBody) -> tuple[str, bool]:
     """Its name, which is in every answer, and whether its outputs may have reasoning."""
+    if body.model and body.tools:
+        return body.model, True  # the output comes cut anyway
     try:
-        model = await client.get_model(name)
+        model = await client.get_model(body.model)
     except NotFoundError:
-        if not name:
+        if not body.model:
             raise
-        return name, True  # its executors may come yet, for which the request waits
+        return body.model, True  # its executors may come yet, for which the request waits
     return model.name, model.supports_reasoning
 
 

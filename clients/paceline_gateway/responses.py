@@ -82,7 +82,12 @@ def chat_of(body: ResponsesBody) -> ChatBody:
     if body.reasoning is not None and body.reasoning.summary not in (None, "auto"):
         raise refused("reasoning.summary", "is not supported; leave it out", code="unsupported_parameter")
     form, choice = None if body.text is None else body.text.format, body.tool_choice
+    for number, tool in enumerate(body.tools or ()):
+        if tool.type == "function" and tool.name is None:
+            raise refused(f"tools[{number}].name", "is missing")
     if isinstance(choice, ToolSelection):
+        if choice.type == "function" and choice.name is None:
+            raise refused("tool_choice.name", "is missing")
         choice = ToolSelection(choice.type, function=Function(choice.name))
     return ChatBody(
         model=body.model,
