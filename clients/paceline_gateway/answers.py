@@ -28,12 +28,14 @@ def _escape(found: re.Match[bytes]) -> bytes:
 def usage(results: Sequence[Result]) -> dict[str, Any]:
     """Of the prompts, each counted once whatever `n` is, and of all completions."""
     num_prompt = sum(result.usage.num_prompt_tokens for result in results)
-    num_output = sum(completion.usage.num_output_tokens for result in results for completion in result.completions)
+    outputs = [completion.usage for result in results for completion in result.completions]
+    num_output = sum(output.num_output_tokens for output in outputs)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": sum(result.usage.num_cached_tokens for result in results)},
+        "completion_tokens_details": {"reasoning_tokens": sum(output.num_reasoning_tokens for output in outputs)},
     }
 
 

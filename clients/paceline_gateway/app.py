@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from paceline.process.metrics import Meter
 from paceline_client import Model, PacelineError, RequestTimeoutError, UnavailableError
 from paceline_gateway.answers import encoded
-from paceline_gateway.asked import turns
 from paceline_gateway.bodies import DetokenizeBody, TokenizeBody, read_body
 from paceline_gateway.clients import Clients
+from paceline_gateway.conversation import turns
 from paceline_gateway.errors import ApiError, api_error, refused
 from paceline_gateway.exchange import Exchange, GoneError
 from paceline_gateway.generation import Generation

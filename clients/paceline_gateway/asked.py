@@ -1,7 +1,8 @@
-"""A body as what the client library is asked for: sampling, stopping, output, scheduling, a form, turns of a chat."""
+"""A body as what the client library is asked for: sampling, stopping, output, scheduling, a form, tools."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from paceline_client import (
     AsyncClient,
@@ -16,9 +17,12 @@ from paceline_client import (
     Sampling,
     Scheduling,
     Stopping,
+    Tool,
+    ToolChoice,
 )
 from paceline_client.forms import Form
-from paceline_gateway.bodies import ChatBody, CompletionBody, GenerationBody, ResponseFormat, StructuredOutputs, Turn
+from paceline_gateway.bodies import ChatBody, CompletionBody, GenerationBody, ResponseFormat, StructuredOutputs
+from paceline_gateway.conversation import choice_of, tools_of
 from paceline_gateway.errors import refused
 
 # Of a request whose output goes out as a whole: fewer messages, and what is lost with a scheduler stays little.
@@ -26,7 +30,6 @@ _WHOLE_INTERVAL = 64
 _LEAST_TOP_P = 1e-6  # 0 means the most likely token alone
 _PRIORITY_OF_TIER = {"flex": 50, "priority": -50}
 _UINT64 = 2**64
-_TEXT_PARTS = ("text", "input_text", "output_text")  # the latter two in `/v1/responses`
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -40,6 +43,15 @@ class Asked:
     output: Output
     scheduling: Scheduling
     form: Form | None
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool | None = None
+
+    @property
+    def has_parts(self) -> bool:
+        """The output comes cut into text, reasoning and calls."""
+        return bool(self.output.parts)
 
     def begin(
         self, client: AsyncClient, prompt: Prompt, request_id: str, trace: Mapping[str, str], *, idempotent: bool
@@ -55,6 +67,10 @@ class Asked:
             output=self.output,
             scheduling=self.scheduling,
             structured=self.form,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            template_arguments=self.template_arguments,
+            continue_final_message=self.continue_final_message,
             model=self.model,
             request_id=request_id,
             idempotent=idempotent,
@@ -62,22 +78,31 @@ class Asked:
         )
 
 
-def asked_of_chat(body: ChatBody, model: str) -> Asked:
+def asked_of_chat(body: ChatBody, model: str, may_reason: bool) -> Asked:
     """Raises ApiError."""
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "needs logprobs: true")
     if body.modalities not in (None, [], ["text"]):
         raise refused("modalities", "is text only", code="unsupported_parameter")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise refused("tool_choice", "is not supported; leave it out", code="unsupported_parameter")
-    if body.add_generation_prompt is False:
-        raise refused("add_generation_prompt", "is always true", code="unsupported_parameter")
+    if body.add_generation_prompt is not None and body.add_generation_prompt == bool(body.continue_final_message):
+        raise refused("add_generation_prompt", "is true unless continue_final_message is, and false with that")
     most = body.max_tokens
     if body.max_completion_tokens is not None:
         if most not in (None, body.max_completion_tokens):
             raise refused("max_tokens", "is the older name of max_completion_tokens: give one of them")
         most = body.max_completion_tokens
-    return _asked(body, model, most, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    asked = _asked(body, model, most, logprobs, body.prompt_logprobs)
+    tools = tools_of(body.tools or ())
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    return replace(
+        asked,
+        output=replace(asked.output, parts=True if tools or may_reason else None),
+        tools=tools,
+        tool_choice=choice_of(body.tool_choice, body.parallel_tool_calls if tools else None),
+        template_arguments=effort | (body.chat_template_kwargs or {}),
+        continue_final_message=body.continue_final_message,
+    )
 
 
 def asked_of_completion(body: CompletionBody, model: str) -> Asked:
@@ -175,34 +200,3 @@ def _forms_of_vllm(body: GenerationBody) -> list[Form]:
     forms += [Regex(pattern) for pattern in (named.regex, body.guided_regex) if pattern is not None]
     forms += [Choice(options) for options in (named.choice, body.guided_choice) if options is not None]
     return forms + [Grammar(lark) for lark in (named.grammar, body.guided_grammar) if lark is not None]
-
-
-def turns(messages: Sequence[Turn]) -> list[Message]:
-    """Raises ApiError for what a turn may not have."""
-    if not messages:
-        raise refused("messages", "is empty")
-    return [message_of(turn, f"messages[{number}]") for number, turn in enumerate(messages)]
-
-
-def message_of(turn: Turn, path: str) -> Message:
-    """Raises ApiError, with `path` as the name of the turn."""
-    # Calls, their answers, names and reasoning of earlier turns come with the client library's.
-    for name in ("tool_calls", "tool_call_id", "function_call", "name", "audio", "reasoning_content", "reasoning"):
-        if getattr(turn, name):
-            raise refused(f"{path}.{name}", "is not supported; leave it out", code="unsupported_parameter")
-    return Message("system" if turn.role == "developer" else turn.role, _content(turn, path))
-
-
-def _content(turn: Turn, path: str) -> str:
-    if turn.content is None:
-        return turn.refusal or ""
-    if isinstance(turn.content, str):
-        return turn.content
-    texts = []
-    for number, part in enumerate(turn.content):
-        text = part.refusal if part.type == "refusal" else part.text if part.type in _TEXT_PARTS else None
-        if text is None:
-            sentence = f"{part.type!r} is not taken: parts are text" if part.type not in _TEXT_PARTS else "has no text"
-            raise refused(f"{path}.content[{number}].type", sentence, code="unsupported_parameter")
-        texts.append(text)
-    return "\n".join(texts)

@@ -20,6 +20,17 @@ class ContentPart(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str = ""
+
+
+class CallOfTurn(msgspec.Struct, frozen=True):
+    id: str
+    type: str = "function"
+    function: CalledFunction | None = None
+
+
 class Turn(msgspec.Struct, frozen=True):
     """One message of a chat."""
 
@@ -27,12 +38,34 @@ class Turn(msgspec.Struct, frozen=True):
     content: str | list[ContentPart] | None = None
     refusal: str | None = None
     name: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[CallOfTurn] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
     audio: Any = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+
+
+class Function(msgspec.Struct, frozen=True):
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolOfBody(Function, frozen=True):
+    """Chats have the function inside, `/v1/responses` its fields here."""
+
+    type: str = "function"
+    function: Function | None = None
+
+
+class ToolSelection(msgspec.Struct, frozen=True):
+    """The same."""
+
+    type: str
+    name: str | None = None
+    function: Function | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -110,10 +143,9 @@ class GenerationBody(Fields, frozen=True):
 
 
 class ChatBody(GenerationBody, frozen=True):
-    # Tools, reasoning and template arguments come with the scheduler's; then they map to `Delta.parts`.
     not_done = (
-        "tools", "functions", "function_call", "audio", "web_search_options", "prediction", "reasoning_effort",
-        "chat_template_kwargs", "continue_final_message", "store", "chat_template", "documents",
+        "functions", "function_call", "audio", "web_search_options", "prediction", "store", "chat_template",
+        "documents",
     )  # fmt: skip
 
     messages: list[Turn] = msgspec.field(default_factory=list)
@@ -121,9 +153,14 @@ class ChatBody(GenerationBody, frozen=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     modalities: list[str] | None = None
-    tool_choice: Any = None
+    tools: list[ToolOfBody] | None = None
+    tool_choice: str | ToolSelection | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    # Of vLLM.
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     metadata: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
@@ -148,17 +185,26 @@ class TextSettings(msgspec.Struct, frozen=True):
 
 
 class InputItem(msgspec.Struct, frozen=True):
-    """A message; items of other types are refused by theirs."""
+    """A message, reasoning, a call of a tool or its output, told by `type`; other types are refused by theirs."""
 
     content: str | list[ContentPart] | None = None
     role: str = "user"
     type: str = "message"
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ContentPart] | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    effort: str | None = None
+    summary: str | None = None
 
 
 class ResponsesBody(Fields, frozen=True):
     not_done = (
-        "store", "previous_response_id", "background", "conversation", "prompt", "tools", "reasoning", "include",
-        "max_tool_calls", "top_logprobs", "context_management",
+        "store", "previous_response_id", "background", "conversation", "prompt", "include", "max_tool_calls",
+        "top_logprobs", "context_management",
     )  # fmt: skip
 
     input: str | list[InputItem]
@@ -172,8 +218,10 @@ class ResponsesBody(Fields, frozen=True):
     truncation: str | None = None
     service_tier: str | None = None
     metadata: dict[str, Any] | None = None
-    tool_choice: Any = None
+    tools: list[ToolOfBody] | None = None
+    tool_choice: str | ToolSelection | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
     stream_options: Any = None
     user: Any = None
     safety_identifier: Any = None

@@ -83,8 +83,7 @@ _ANSWER_OF_REASON = {
 }
 # The first that fits.
 _ANSWER_OF_KIND: tuple[tuple[type[PacelineError], _Answer], ...] = (
-    # This gateway asks for nothing that a scheduler of its own release refuses so.
-    (UnsupportedError, _Answer(501, _INVALID, "scheduler_too_old", helps_retry=False)),
+    (UnsupportedError, _Answer(400, _INVALID, "unsupported_parameter")),
     (InvalidRequestError, _Answer(400, _INVALID, None)),
     (NotFoundError, _Answer(404, _INVALID, "model_not_found")),
     (ConflictError, _Answer(409, _INVALID, "conflict", helps_retry=False)),
@@ -135,9 +134,29 @@ _PARAMS_OF = {
         **dict.fromkeys(("prompt", "chat", "text", "messages"), "input"),
         **dict.fromkeys(("structured", "response_format"), "text.format"),
         "max_tokens": "max_output_tokens",
+        "template_arguments": "reasoning.effort",
     },
     "detokenize": {"token_ids": "tokens"},
 }
+
+_RENAMED = [
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"^template_arguments\[reasoning_effort\]$", "reasoning_effort"),
+        (r"^template_arguments\[(.*)\]$", r"chat_template_kwargs.\1"),
+        (r"^template_arguments$", "chat_template_kwargs"),
+        (r"^tool_choice\.mode$", "tool_choice"),
+        (r"^tool_choice\.name$", "tool_choice.function.name"),
+        (r"^(tools\[\d+\])\.parameters_json_schema", r"\1.parameters"),
+        (
+            r"^(tools\[\d+\]|messages\[\d+\]\.tool_calls\[\d+\])\.(name|parameters|strict|arguments)\b",
+            r"\1.function.\2",
+        ),
+        (r"^(messages\[\d+\])\.reasoning$", r"\1.reasoning_content"),
+    )
+]
+# What is in a function in chats stands beside its type there.
+_RENAMED_OF = {"responses": [(pattern, name.replace(".function", "")) for pattern, name in _RENAMED]}
 
 
 def _param(error: PacelineError, endpoint: str) -> str | None:
@@ -147,4 +166,9 @@ def _param(error: PacelineError, endpoint: str) -> str | None:
         return "model" if isinstance(error, NotFoundError) else None
     path = _OWN_PARTS.sub("", path)
     first = re.split(r"[.\[]", path, maxsplit=1)[0]
-    return (_PARAMS | _PARAMS_OF.get(endpoint, {})).get(first, path)
+    renamed = (_PARAMS | _PARAMS_OF.get(endpoint, {})).get(first)
+    if renamed is not None:
+        return renamed
+    for pattern, name in _RENAMED_OF.get(endpoint, _RENAMED):
+        path = pattern.sub(name, path)
+    return path

@@ -7,12 +7,13 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from paceline_client import AsyncClient, AsyncStream, Delta, Result
-from paceline_gateway.asked import Asked, Prompt, asked_of_chat, asked_of_completion, turns
+from paceline_client import AsyncClient, AsyncStream, Delta, NotFoundError, Result
+from paceline_gateway.asked import Asked, Prompt, asked_of_chat, asked_of_completion
 from paceline_gateway.bodies import ChatBody, CompletionBody, GenerationBody, ResponsesBody, read_body
 from paceline_gateway.chat import ChatAnswer
 from paceline_gateway.clients import Clients
 from paceline_gateway.completions import CompletionAnswer, Echo, echo_of, prompts_of
+from paceline_gateway.conversation import turns
 from paceline_gateway.errors import refused
 from paceline_gateway.exchange import Exchange
 from paceline_gateway.responses import ResponseAnswer, chat_of, prompt_of
@@ -39,7 +40,7 @@ class Generation:
         body, exchange.ignored = read_body(ChatBody, await exchange.body())
         prompt = turns(body.messages)
         async with self._client(exchange) as client:
-            asked = asked_of_chat(body, await _model(client, body))
+            asked = asked_of_chat(body, *await _model(client, body))
             request_id = exchange.key or f"chatcmpl-{uuid.uuid4().hex}"
             answer = ChatAnswer(
                 request_id,
@@ -48,6 +49,8 @@ class Generation:
                 has_logprobs=asked.output.logprobs is not None,
                 has_token_ids=bool(body.return_token_ids),
                 has_usage=_has_usage(body),
+                has_parts=asked.has_parts,
+                is_call_named=asked.tool_choice is not None and asked.tool_choice.name is not None,
             )
             await _tell(exchange, body, _begun(client, exchange, asked, [prompt], request_id), answer)
 
@@ -55,7 +58,7 @@ class Generation:
         body, exchange.ignored = read_body(CompletionBody, await exchange.body())
         prompts = prompts_of(body)
         async with self._client(exchange) as client:
-            asked = asked_of_completion(body, await _model(client, body))
+            asked = asked_of_completion(body, body.model or (await client.get_model()).name)
             has_logprobs = asked.output.logprobs is not None
             echoes = [Echo()] * len(prompts)
             if body.echo:
@@ -79,18 +82,26 @@ class Generation:
         body, exchange.ignored = read_body(ResponsesBody, await exchange.body())
         prompt, chat = prompt_of(body), chat_of(body)
         async with self._client(exchange) as client:
-            asked = asked_of_chat(chat, await _model(client, chat))
+            asked = asked_of_chat(chat, *await _model(client, chat))
             request_id = exchange.key or f"resp_{uuid.uuid4().hex}"
-            answer = ResponseAnswer(request_id, body, asked.model, int(time.time()))
+            answer = ResponseAnswer(request_id, body, asked.model, int(time.time()), has_parts=asked.has_parts)
             await _tell(exchange, chat, _begun(client, exchange, asked, [prompt], request_id), answer)
 
     def _client(self, exchange: Exchange) -> contextlib.AbstractAsyncContextManager[AsyncClient]:
         return (self._clients.of if exchange.key is None else self._clients.alone)(exchange.bearer)
 
 
-async def _model(client: AsyncClient, body: GenerationBody) -> str:
-    """Its name is in every answer: where the request names none, that of the only one."""
-    return body.model or (await client.get_model()).name
+async def _model(client: AsyncClient, body: ChatBody) -> tuple[str, bool]:
+    """Its name, which is in every answer, and whether its outputs may have reasoning."""
+    if body.model and body.tools:
+        return body.model, True  # the output comes cut anyway
+    try:
+        model = await client.get_model(body.model)
+    except NotFoundError:
+        if not body.model:
+            raise
+        return body.model, True  # its executors may come yet, for which the request waits
+    return model.name, model.supports_reasoning
 
 
 def _has_usage(body: GenerationBody) -> bool:

@@ -174,14 +174,3 @@ def test_log_probabilities_have_the_bytes_of_half_characters():
     assert [(top.token, top.logprob) for top in half.top_logprobs] == [("\ufffd", -0.5), ("x", -9999.0)]
     assert [choice.delta.content for choice in read] == ["", "€"]
     assert [choice.token_ids for choice in read] == [[5], [7]]
-
-
-async def test_a_scheduler_that_is_too_old_is_named():
-    too_old = Fail(grpc.StatusCode.UNIMPLEMENTED, "output.token_bytes is not supported", "UNSUPPORTED",
-                   metadata=(("feature", "output.token_bytes"),))  # fmt: skip
-    async with FakeServer([too_old]) as server, serve_gateway(server.target) as gateway:
-        refused = await gateway.post(CHAT, {**ASKING, "logprobs": True})
-        assert server.seen.requests[0].output.token_bytes
-        error = refused.json()["error"]
-        assert (refused.status_code, error["code"], error["param"]) == (501, "scheduler_too_old", "logprobs")
-        assert refused.headers["x-should-retry"] == "false"

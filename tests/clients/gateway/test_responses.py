@@ -43,14 +43,21 @@ async def test_an_output_that_was_cut_is_incomplete():
         assert server.seen.requests[0].stopping.max_tokens == 1
 
 
-async def test_what_needs_a_memory_or_tools_is_refused_by_name():
+async def test_what_needs_a_memory_or_is_incomplete_is_refused_by_name():
     async with FakeServer(say("hi")) as server, serve_gateway(server.target) as gateway:
         for body, param in (
             ({"input": "x", "store": True}, "store"),
             ({"input": "x", "previous_response_id": "r"}, "previous_response_id"),
             ({"input": "x", "background": True}, "background"),
-            ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
-            ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].type"),
+            ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+            ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+            ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
+            ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
+            ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+            ({"input": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"),
+            ({"input": "x", "tool_choice": {"type": "function"}}, "tool_choice.name"),
+            ({"input": "x", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+            ({"input": "x", "reasoning": {"summary": "detailed"}}, "reasoning.summary"),
             ({"input": []}, "input"),
             ({}, "input"),
         ):
