@@ -205,7 +205,6 @@ class Answer {
     if (trouble) this.article.insertBefore(made("p", "trouble", trouble), this.numbers);
     this.article.setAttribute("aria-busy", "false");
     this.log.scrollTop = this.log.scrollHeight;
-    return trouble ?? this.numbers.textContent;
   }
 
   get hasBegun() {
@@ -276,7 +275,8 @@ class Chat {
     const counting = setInterval(() => answer.count(), 250);
     const trouble = await this.#stream(url, JSON.stringify(body), answer);
     clearInterval(counting);
-    at("status").textContent = answer.end(trouble);
+    answer.end(trouble);
+    at("status").textContent = trouble ? "not answered whole" : "answered";
     this.#running(null);
     if (answer.hasBegun) messages.push(answer.message);
     else {
@@ -348,14 +348,13 @@ class Fleet {
   #timer = 0;
 
   constructor() {
-    for (const name of ["Executors ready", "Running", "Waiting", "KV cache", "Tokens/s"]) this.#cards.set(name, this.#card(name));
+    for (const name of ["Executors", "Running", "Waiting", "KV cache", "Tokens/s"]) this.#cards.set(name, this.#card(name));
     document.addEventListener("visibilitychange", () => document.hidden || this.ask());
   }
 
   #card(name) {
     const group = made("div");
     const term = made("dt", "", name);
-    term.title = name;
     const shown = made("dd", "", "–");
     const value = shown.firstChild;
     const picture = document.createElementNS(SVG, "svg");
@@ -392,6 +391,7 @@ class Fleet {
         trouble = await sentence(response);
         if (response.status === 401 || response.status === 403) {
           trouble = `No fleet without an operator's key: ${trouble}`;
+          this.#before = null;
           pauseMs = 10_000;
         }
       }
@@ -401,7 +401,6 @@ class Fleet {
     at("fleet-trouble").textContent = trouble;
     at("fleet-trouble").hidden = !trouble;
     at("figures").hidden = trouble !== "" && this.#before === null;
-    at("figures").classList.toggle("old", trouble !== "");
     clearTimeout(this.#timer); // of another call meanwhile
     this.#timer = setTimeout(() => this.ask(), Math.max(0, pauseMs - (performance.now() - beganMs)));
   }
@@ -411,7 +410,7 @@ class Fleet {
     const found = figures(now, this.#before, Math.max(0.001, (nowMs - this.#beforeMs) / 1000));
     this.#before = now;
     this.#beforeMs = nowMs;
-    this.#show("Executors ready", found.ready, `${found.ready}/${found.executors}`, Math.max(1, found.executors));
+    this.#show("Executors", found.ready, `${found.ready}/${found.executors}`, Math.max(1, found.executors));
     this.#show("Running", found.running, String(found.running), 1);
     this.#show("Waiting", found.waiting, String(found.waiting), 1);
     this.#show("KV cache", found.kv, `${found.kv.toFixed(0)} %`, 100);
@@ -423,10 +422,10 @@ class Fleet {
 }
 
 function start() {
-  at("key").value = sessionStorage.getItem("key") ?? "";
+  at("key").value = sessionStorage.getItem("bearer") ?? "";
   const fleet = new Fleet();
   at("key").addEventListener("change", () => {
-    sessionStorage.setItem("key", at("key").value);
+    sessionStorage.setItem("bearer", at("key").value);
     listModels();
     fleet.ask();
   });

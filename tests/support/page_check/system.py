@@ -41,7 +41,8 @@ def running_system(port: int = 26051) -> Iterator[System]:
         times.flush()
         command = [
             str(Path(sys.executable).parent / "paceline"), "up", "--gateway", "--standby", "--executors", "2",
-            "--runner", f"simulated:{times.name}", "--port", str(port), "--executor-port", str(port + 10),
+            "--runner", f"simulated:{times.name}", "--max-model-len", "32768",
+            "--port", str(port), "--executor-port", str(port + 10),
         ]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None, "it is a pipe"
