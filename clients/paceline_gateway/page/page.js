@@ -2,6 +2,7 @@
 // What a model writes becomes text nodes and nothing else; the key is in sessionStorage and nowhere else.
 
 const HISTORY = 60; // seconds, and points of a line
+const NODE = 1000; // characters of a text node, which is shaped anew when it grows
 const SVG = "http://www.w3.org/2000/svg";
 const at = (id) => document.getElementById(id);
 
@@ -69,6 +70,23 @@ export function figures(now, before, seconds) {
   };
 }
 
+/** Where the newest is kept in sight, unless somebody has scrolled away from it. */
+class Log {
+  #follows = true;
+
+  constructor(element) {
+    this.element = element;
+    element.addEventListener("scroll", () => {
+      this.#follows = element.scrollHeight - element.scrollTop - element.clientHeight < 80;
+    });
+  }
+
+  follow(always = false) {
+    this.#follows ||= always;
+    if (this.#follows) this.element.scrollTop = Number.MAX_SAFE_INTEGER;
+  }
+}
+
 /** Text that grows: a block for each line, so that what is laid out again is the last line. One change for each frame. */
 class Growing {
   #node = null;
@@ -89,17 +107,17 @@ class Growing {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
     if (!this.#pending) return;
-    const follows = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 80;
     const [first, ...lines] = this.#pending.split("\n");
     this.#pending = "";
     if (this.#node === null) lines.unshift(first);
-    else this.#node.appendData(first);
+    else if (this.#node.length < NODE) this.#node.appendData(first);
+    else this.#node.after((this.#node = document.createTextNode(first)));
     for (const line of lines) {
       const block = document.createElement("div");
       block.append((this.#node = document.createTextNode(line)));
       this.parent.append(block);
     }
-    if (follows) this.log.scrollTop = this.log.scrollHeight;
+    this.log.follow();
   }
 }
 
@@ -123,8 +141,8 @@ class Answer {
     this.numbers = made("p", "figures", "waiting for the first token");
     this.article.append(this.text, this.numbers, this.#request(command));
     this.body = new Growing(this.text, log);
-    log.append(this.article);
-    log.scrollTop = log.scrollHeight;
+    log.element.append(this.article);
+    log.follow(true);
   }
 
   #request(command) {
@@ -204,7 +222,7 @@ class Answer {
     if (!this.#first) this.numbers.textContent = "no answer";
     if (trouble) this.article.insertBefore(made("p", "trouble", trouble), this.numbers);
     this.article.setAttribute("aria-busy", "false");
-    this.log.scrollTop = this.log.scrollHeight;
+    this.log.follow();
   }
 
   get hasBegun() {
@@ -223,7 +241,7 @@ class Chat {
   #aborting = null;
 
   constructor() {
-    this.log = at("log");
+    this.log = new Log(at("log"));
     at("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send();
@@ -245,7 +263,7 @@ class Chat {
   #clear() {
     this.stop();
     this.#messages = [];
-    this.log.replaceChildren();
+    this.log.element.replaceChildren();
     at("status").textContent = "";
     at("prompt").focus();
   }
@@ -267,7 +285,7 @@ class Chat {
     const asked = made("article", "user");
     asked.append(made("h2", "", "You"), made("div", "text"));
     asked.lastChild.append(made("div", "", text));
-    this.log.append(asked);
+    this.log.element.append(asked);
     const body = this.#body();
     const url = new URL("v1/chat/completions", location.href);
     const answer = new Answer(this.log, body.model, curl(url.href, body, at("key").value !== ""));
