@@ -16,11 +16,11 @@ from paceline.process.ports import PortError
 from paceline.process.signals import follow_signals
 from paceline.process.tls_folder import TlsFolder
 from paceline_client import AsyncClient, Limits, Retry, Tls
+from paceline_gateway.admin_port import AdminPort
 from paceline_gateway.app import ShortCalls, make_app
 from paceline_gateway.clients import Clients
 from paceline_gateway.config import Config
 from paceline_gateway.connection import REQUEST_S, HttpConnection
-from paceline_gateway.fleet import Fleet
 from paceline_gateway.generation import Generation
 from paceline_gateway.metrics import CLIENTS, CONNECTIONS, COUNTED, REQUESTS
 
@@ -44,8 +44,8 @@ class Gateway:
         self._meter = Meter(COUNTED)
         self._is_draining = False
         self._clients = Clients(self._connect)
-        self._fleet = Fleet(config.target, config.admin_target, self._tls())
-        self._short_calls = ShortCalls(self._clients, self._fleet, lambda: self._is_draining)
+        self._admin = AdminPort(config.target, config.admin_target, self._tls())
+        self._short_calls = ShortCalls(self._clients, self._admin, lambda: self._is_draining)
         self._app = make_app(Generation(self._clients), self._short_calls, self._meter, config.cors_origins)
         self._metrics = MetricsPort(self._read)
         self._server: asyncio.Server | None = None
@@ -92,7 +92,7 @@ class Gateway:
         self._metrics.close()
         self._tidying.cancel()
         await self._clients.close()  # fails what runs, which tells it
-        await self._fleet.close()
+        await self._admin.close()
         await self._until_idle(_LAST_BYTES_S)
         for connection in list(self._state.connections):
             connection.transport.abort()

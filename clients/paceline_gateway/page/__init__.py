@@ -22,7 +22,7 @@ _HEADERS = {
 }
 
 
-def page_routes() -> list[Route]:
+def static_routes() -> list[Route]:
     return [_route("/" if name == "index.html" else f"/page/{name}", name) for name in _TYPES]
 
 

@@ -44,7 +44,7 @@ class Visit:
         self.page = page
         self.troubles: list[str] = []
         page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        page.on("request", lambda sent: sent.url.startswith(url) or self.troubles.append(f"asked {sent.url}"))
+        page.on("request", lambda sent: self.troubles.extend([] if sent.url.startswith(url) else [sent.url]))
         page.goto(url)
         self.until("document.querySelector('#model').length > 0")
         self.until("document.querySelector('polyline').getAttribute('points')?.split(' ').length > 1")

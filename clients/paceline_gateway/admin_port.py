@@ -18,7 +18,7 @@ _CALL_S = 5.0
 _STATES = {number: name.removeprefix("EXECUTOR_STATE_").lower() for name, number in pb.ExecutorState.items()}
 
 
-class Fleet:
+class AdminPort:
     """`admin` are the admin ports; None: those that follow the ports of `target`, which need not have any. Nothing is
     dialled before somebody asks.
     """
@@ -30,7 +30,7 @@ class Fleet:
         self._connecting = asyncio.Lock()
         self._dialler: Dialler[GrpcChannel] | None = None
 
-    async def ask(self, bearer: str | None) -> dict[str, Any]:
+    async def fleet(self, bearer: str | None) -> dict[str, Any]:
         """As JSON, of the scheduler that drives the executors if one answers. Raises PacelineError."""
         metadata = Credentials(token=bearer).metadata()
         dialler = self._dialler = self._dialler or self._make_dialler()
