@@ -21,8 +21,9 @@ class System:
         self._process = process
         self.url = url
 
-    def kill(self, program: str) -> None:
-        """With SIGKILL, all of its processes."""
+    def kill(self, program: str) -> int:
+        """With SIGKILL, all of its processes; returns how many there were."""
+        num_killed = 0
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
@@ -31,6 +32,8 @@ class System:
                 continue  # it has just ended
             if parent == self._process.pid and any(part.endswith(program.encode()) for part in command[:2]):
                 os.kill(int(folder.name), signal.SIGKILL)
+                num_killed += 1
+        return num_killed
 
 
 @contextmanager
