@@ -93,6 +93,10 @@ audit: $(VENV)/.run $(VENV)/audit/.made  ## Write dist/sbom.cdx.json, all that t
 	@$(VENV)/audit/bin/pip-audit --no-deps --disable-pip --format json -o dist/audit.json -r dist/pins.txt 2> dist/audit.log || true
 	@PYTHONPATH=tests/support $(BIN)/python -m repository_checks.audit dist/audit.json
 
+.PHONY: page
+page: $(VENV)/.dev $(VENV)/page/.made  ## Look at the gateway's page in chromium: screenshots in dist/page, axe-core, faults. 2 minutes.
+	@PYTHONPATH=tests/support:$(VENV)/page $(BIN)/python -m page_check $(VENV)/page/node_modules/axe-core/axe.min.js
+
 .PHONY: protos
 protos: $(VENV)/.dev  ## Regenerate Python modules and descriptor set from protos/paceline/v1/*.proto.
 	@PYTHONPATH=tests/support $(BIN)/python -m repository_checks.generate
@@ -132,6 +136,12 @@ $(VENV)/.dev: $(VENV)/.run
 	@touch $@
 
 # Tools that look at the environment from outside: what they need is not in it.
+$(VENV)/page/.made: $(VENV)/.created
+	@echo "Installing what drives the browser"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --target $(VENV)/page playwright==1.65.2
+	@npm install --silent --no-save --prefix $(VENV)/page axe-core@4.14.0
+	@touch $@
+
 $(VENV)/audit/.made: $(VENV)/.created
 	@echo "Installing what the audit needs"
 	@$(BIN)/python -m venv $(VENV)/audit

@@ -23,6 +23,7 @@ Resolver = Callable[[str, int], Awaitable[tuple[str, ...]]]
 """From a name and a port to the IP addresses it stands for; raises OSError."""
 
 DEFAULT_PORT = 50051
+ADMIN_PORT = 50052
 _DNS_PREFIX = "dns:///"
 _GRPC_SCHEMES = frozenset({"dns", "google-c2p", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"})
 _URL_SCHEMES = frozenset({"grpc", "grpcs", "http", "https"})
@@ -61,6 +62,23 @@ def _look_up(name: str, port: int, loop: asyncio.AbstractEventLoop, answer: asyn
         tell = functools.partial(answer.set_exception, error if isinstance(error, OSError) else OSError(str(error)))
     with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
         loop.call_soon_threadsafe(lambda: None if answer.done() else tell())
+
+
+def admin_target(target: str) -> str:
+    """Where the admin ports are, if they follow those of the API as by default. InvalidRequestError where no port can
+    be told.
+    """
+    return ",".join(_admin_address(part.strip()) for part in target.split(","))
+
+
+def _admin_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    is_bare = not host or (":" in address and address.endswith("]"))
+    if is_bare:
+        return address
+    if not port.isdecimal() or not 0 < int(port) < 65535:
+        raise invalid("target", f"{address!r} names no port that an admin port could follow: say --admin-target")
+    return f"{host}:{int(port) + 1}"
 
 
 class Addresses:

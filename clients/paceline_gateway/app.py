@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.process.metrics import Meter
 from paceline_client import Model, PacelineError, RequestTimeoutError, UnavailableError
+from paceline_gateway.admin_port import AdminPort
 from paceline_gateway.answers import encoded
 from paceline_gateway.bodies import DetokenizeBody, TokenizeBody, read_body
 from paceline_gateway.clients import Clients
@@ -28,6 +29,7 @@ from paceline_gateway.errors import ApiError, api_error, refused
 from paceline_gateway.exchange import Exchange, GoneError
 from paceline_gateway.generation import Generation
 from paceline_gateway.metrics import ANSWERS, SECONDS
+from paceline_gateway.page import static_routes
 
 _GONE = 499  # as proxies count it; nobody reads it
 _SEVERAL_SLASHES = re.compile("/{2,}")
@@ -83,8 +85,9 @@ class JsonEndpoint:
 class ShortCalls:
     """The endpoints beside generation."""
 
-    def __init__(self, clients: Clients, is_draining: Callable[[], bool]) -> None:
+    def __init__(self, clients: Clients, admin: AdminPort, is_draining: Callable[[], bool]) -> None:
         self._clients = clients
+        self._admin = admin
         self._is_draining = is_draining
         self.was_asked_ready = False
         """Somebody looks whether requests should come here."""
@@ -132,6 +135,10 @@ class ShortCalls:
             text = await client.detokenize(body.tokens, model=body.model, skip_special_tokens=False)
         await exchange.answer(encoded({"prompt": text}))
 
+    async def fleet(self, exchange: Exchange) -> None:
+        found = await self._admin.fleet(exchange.bearer)
+        await exchange.answer(encoded(found), headers=[(b"cache-control", b"no-store")])
+
     async def health(self, exchange: Exchange) -> None:
         await exchange.answer(b"{}")
 
@@ -175,6 +182,8 @@ def make_app(generation: Generation, services: ShortCalls, meter: Meter, cors_or
         route("/health", services.health, "GET", "health"),
         route("/ready", services.ready, "GET", "ready"),
         route("/version", services.version, "GET", "version"),
+        route("/fleet", services.fleet, "GET", "fleet"),
+        *static_routes(),
     ]
     origins = Middleware(
         CORSMiddleware,

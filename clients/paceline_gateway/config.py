@@ -66,6 +66,14 @@ class Config:
         text="The scheduler, or several that stand by for each other; dns:///NAME:PORT: all of a name."
         " [default: %(default)s]",
     )
+    admin_target: str | None = option(
+        "Scheduler",
+        str,
+        "HOST:PORT,…",
+        None,
+        text="The admin ports, where the page's fleet comes from for whoever shows an operator's key."
+        " [default: those after --target]",
+    )
     host: str = option(
         _PORTS,
         host_address,

@@ -16,6 +16,7 @@ from paceline.process.ports import PortError
 from paceline.process.signals import follow_signals
 from paceline.process.tls_folder import TlsFolder
 from paceline_client import AsyncClient, Limits, Retry, Tls
+from paceline_gateway.admin_port import AdminPort
 from paceline_gateway.app import ShortCalls, make_app
 from paceline_gateway.clients import Clients
 from paceline_gateway.config import Config
@@ -43,7 +44,8 @@ class Gateway:
         self._meter = Meter(COUNTED)
         self._is_draining = False
         self._clients = Clients(self._connect)
-        self._short_calls = ShortCalls(self._clients, lambda: self._is_draining)
+        self._admin = AdminPort(config.target, config.admin_target, self._tls())
+        self._short_calls = ShortCalls(self._clients, self._admin, lambda: self._is_draining)
         self._app = make_app(Generation(self._clients), self._short_calls, self._meter, config.cors_origins)
         self._metrics = MetricsPort(self._read)
         self._server: asyncio.Server | None = None
@@ -90,6 +92,7 @@ class Gateway:
         self._metrics.close()
         self._tidying.cancel()
         await self._clients.close()  # fails what runs, which tells it
+        await self._admin.close()
         await self._until_idle(_LAST_BYTES_S)
         for connection in list(self._state.connections):
             connection.transport.abort()
@@ -116,8 +119,11 @@ class Gateway:
 
     def _connect(self, bearer: str | None) -> AsyncClient:
         """Refusals are the HTTP client's to retry; what runs is resumed here."""
-        tls = None if self._config.tls_dir is None else Tls(folder=self._config.tls_dir.path)
-        return AsyncClient(self._config.target, tls=tls, token=bearer, retry=Retry(max_attempts=1), limits=_LIMITS)
+        retry = Retry(max_attempts=1)
+        return AsyncClient(self._config.target, tls=self._tls(), token=bearer, retry=retry, limits=_LIMITS)
+
+    def _tls(self) -> Tls | None:
+        return None if self._config.tls_dir is None else Tls(folder=self._config.tls_dir.path)
 
     def _read(self) -> Iterable[Reading]:
         now = {CONNECTIONS: len(self._state.connections), REQUESTS: len(self._state.tasks), CLIENTS: len(self._clients)}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from wcwidth import wcswidth
 
 from paceline_cli.top.screen import KEYS, SHOWN, View, live_screen, whole_screen
-from paceline_cli.top.source import admin_target
 from paceline_cli.top.state import TopState
 from paceline_cli.top.values import ActiveRequest, Blocks, Executor, ExecutorState, Overview, RequestKey, Step, Sums
 from paceline_cli.top.window import Window
+from paceline_client.addresses import admin_target
 from paceline_client.errors import InvalidRequestError
 from paceline_client.results import Explanation, RequestState, Times
 

@@ -201,14 +201,16 @@ def test_a_release_of_one_model_scales_by_all_its_requests():
 
 
 GROUPS = {"LeaderWorkerSet"}
+ROUTES = {"HTTPRoute"}
 
 
 def test_nothing_of_it_is_there_unasked():
     """A cluster without these kinds would refuse the release."""
-    kinds = {"ServiceMonitor", "PrometheusRule", "ScaledObject", *GROUPS}
+    kinds = {"ServiceMonitor", "PrometheusRule", "ScaledObject", *GROUPS, *ROUTES}
     unasked = {file.stem: kinds & {found["kind"] for found in render(file)} for file in VALUES_FILES}
     assert {stem: found for stem, found in unasked.items() if found} == {
-        "monitoring": kinds - GROUPS,
+        "gateway": ROUTES,
+        "monitoring": kinds - GROUPS - ROUTES,
         "two-nodes": GROUPS,
     }
 

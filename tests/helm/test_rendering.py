@@ -38,6 +38,7 @@ GPUS = CHART / "ci" / "gpu-cert-manager.yaml"
 CLAIM = CHART / "ci" / "secrets-claim.yaml"
 TWO_NODES = CHART / "ci" / "two-nodes.yaml"
 WITH_NODES = ("--tensor-parallel-size", "--node", "--host")
+GATEWAY = CHART / "ci" / "gateway.yaml"
 INIT = CHART / "ci" / "init-container.yaml"
 HOST_PATH = CHART / "ci" / "host-path.yaml"
 SLOW = pytest.mark.slow
@@ -171,15 +172,22 @@ def test_names_that_objects_call_each_other_by_are_there(file):
         assert mounted == volumes
 
 
+def of_component(objects, component):
+    return [found for found in with_pods(objects) if pod_labels(found)[COMPONENT] == component]
+
+
 @each_file
 def test_a_scheduler_finds_executors_and_clients_find_schedulers(file):
     objects = render(file)
-    (deployment,) = of_kind(objects, "Deployment")
+    (deployment,) = of_component(objects, "scheduler")
     (scheduler,) = pod_spec(deployment)["containers"]
     (test,) = of_kind(objects, "Pod")
     for address, port in (
         (args_of(scheduler)["--executors"], "50061"),
-        (args_of(pod_spec(test)["containers"][0])["--target"], args_of(scheduler)["--port"]),
+        *(
+            (args_of(pod_spec(found)["containers"][0])["--target"], args_of(scheduler)["--port"])
+            for found in (test, *of_component(objects, "gateway"))
+        ),
     ):
         host, _, number = address.removeprefix("dns:///").partition(":")
         name, namespace, suffix = host.split(".")
@@ -193,7 +201,10 @@ def test_a_scheduler_finds_executors_and_clients_find_schedulers(file):
 @each_file
 def test_probes_ask_the_health_port_for_what_the_program_is(file):
     """With a budget at the start; a scheduler is not restarted because executors take long."""
-    for found in of_kind(render(file), "Deployment", "StatefulSet"):
+    objects = render(file)
+    for found in of_kind(objects, "Deployment", "StatefulSet"):
+        if found in of_component(objects, "gateway"):  # it has no health port; below
+            continue
         (container,) = pod_spec(found)["containers"]
         probes = {name: container[name] for name in PROBES}
         service = "paceline.v1.InferenceService" if found["kind"] == "Deployment" else "paceline.v1.ExecutorService"
@@ -202,6 +213,62 @@ def test_probes_ask_the_health_port_for_what_the_program_is(file):
         assert "service" not in probes["livenessProbe"]["grpc"]
         started = "" if found["kind"] == "Deployment" else service
         assert probes["startupProbe"]["grpc"].get("service", "") == started
+
+
+@pytest.mark.parametrize(
+    ("values", "scheme"), [({}, "HTTPS"), ({"tls.source": "none", "auth.tokens.secretName": ""}, "HTTP")]
+)
+def test_a_gateway_is_ready_while_a_scheduler_answers_and_restarted_for_itself_alone(values, scheme):
+    (found,) = of_component(render(GATEWAY, values), "gateway")
+    (container,) = pod_spec(found)["containers"]
+    probes = {name: container[name]["httpGet"] for name in PROBES}
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "startupProbe": "/health",
+        "readinessProbe": "/ready",
+        "livenessProbe": "/health",
+    }
+    assert {(probe["port"], probe["scheme"]) for probe in probes.values()} == {("http", scheme)}
+    assert {"name": "http", "containerPort": int(args_of(container)["--port"])} in container["ports"]
+
+
+def test_a_gateway_is_a_client_by_its_certificate_and_a_server_by_the_name_of_its_service():
+    found = named(render(GPUS, {"gateway.enabled": True}), "Certificate", "rel-paceline-gateway")["spec"]
+    assert found["uris"] == ["paceline://client/gateway"]
+    assert "rel-paceline-gateway.models.svc" in found["dnsNames"]
+    assert found["usages"] == ["digital signature", "server auth", "client auth"]
+
+
+def test_clients_outside_come_to_gateways_only_by_what_is_asked_for():
+    objects = render(GATEWAY)
+    (gateway,) = of_component(objects, "gateway")
+    service = named(objects, "Service", "rel-paceline-gateway")["spec"]
+    assert selects(service["selector"], pod_labels(gateway))
+    ports = {item["name"]: item for item in service["ports"]}
+    assert ports["http"]["appProtocol"] == "https"
+    (ingress,) = of_kind(objects, "Ingress")
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "rel-paceline-gateway", "port": {"name": "http"}}
+    assert ingress["spec"]["tls"] == [{"hosts": [rule["host"]], "secretName": "llm-example-com"}]
+    (route,) = of_kind(objects, "HTTPRoute")
+    assert route["spec"]["rules"] == [
+        {"backendRefs": [{"name": "rel-paceline-gateway", "port": ports["http"]["port"]}]}
+    ]
+    calls = {found["metadata"]["name"]: found["spec"]["ingress"] for found in of_kind(objects, "NetworkPolicy")}
+    (rule,) = calls["rel-paceline-gateway"]
+    assert rule["ports"] == [{"port": 8000}]
+    own = [peer.get("podSelector", {}).get("matchLabels") for peer in calls["rel-paceline-scheduler"][0]["from"]]
+    assert any(labels and selects(labels, pod_labels(gateway)) for labels in own)
+
+
+def test_gateways_are_scaled_by_load_or_a_number():
+    (scaler,) = of_kind(render(GATEWAY), "HorizontalPodAutoscaler")
+    (gateway,) = of_component(render(GATEWAY), "gateway")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == gateway["metadata"]["name"]
+    assert "replicas" not in gateway["spec"]
+    fixed = render(GATEWAY, {"gateway.autoscaling.enabled": False, "gateway.replicas": 3})
+    assert of_kind(fixed, "HorizontalPodAutoscaler") == []
+    assert of_component(fixed, "gateway")[0]["spec"]["replicas"] == 3
 
 
 @each_file
@@ -381,7 +448,7 @@ def test_secrets_come_by_reference_only(file):
                 assert "TOKEN" not in variable["name"] or "secretKeyRef" in variable["valueFrom"]
 
 
-@pytest.mark.parametrize("file", [GPUS, CLAIM], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [GPUS, CLAIM, GATEWAY], ids=lambda file: file.stem)
 def test_each_program_gets_its_own_certificate(file):
     """As a folder, so that a new one arrives without a restart; never that of another program."""
     objects = render(file)
@@ -394,9 +461,9 @@ def test_each_program_gets_its_own_certificate(file):
             assert {"name": "tls", "mountPath": "/etc/paceline/tls", "readOnly": True} in container["volumeMounts"]
             assert args_of(container)["--tls-dir"] == "/etc/paceline/tls"
             assert "--insecure" not in container["args"]
-    assert secrets.keys() == {"scheduler", "executor", "test"}
+    assert secrets.keys() == {"scheduler", "executor", "test"} | ({"gateway"} if file == GATEWAY else set())
     assert {len(names) for names in secrets.values()} == {1}
-    assert len(set.union(*secrets.values())) == 3
+    assert len(set.union(*secrets.values())) == len(secrets)
     made = {found["spec"]["secretName"]: found["spec"]["uris"] for found in of_kind(objects, "Certificate")}
     if file == GPUS:
         for component, role in (("scheduler", "scheduler"), ("executor", "executor"), ("test", "client/helm-test")):

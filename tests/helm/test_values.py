@@ -17,6 +17,7 @@ CLAIM = CHART / "ci" / "secrets-claim.yaml"
 TEXT = (CHART / "values.yaml").read_text(encoding="utf-8")
 VALUES = yaml.safe_load(TEXT)
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+GATEWAY = CHART / "ci" / "gateway.yaml"
 MONITORING = CHART / "ci" / "monitoring.yaml"
 
 each_program = pytest.mark.parametrize(
@@ -27,8 +28,10 @@ each_program = pytest.mark.parametrize(
 FILES = {
     "tls.source": GPUS,
     "tls.certManager": GPUS,
+    "tls.secrets.gateway": GATEWAY,
     "tls.secrets": CLAIM,
     "auth": GPUS,
+    "gateway": GATEWAY,
     "monitoring": MONITORING,
     "service": CLAIM,
     "poolDefaults.gpu.resource": GPUS,
@@ -39,6 +42,9 @@ NODES = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms":
 # What has to be set beside it, by the beginning of its path.
 BESIDE = {
     "tls.source": {"auth.tokens.secretName": ""},
+    "gateway.enabled": {},
+    "gateway.autoscaling.enabled": {"gateway.enabled": True},
+    "gateway.replicas": {"gateway.autoscaling.enabled": False},
     "poolDefaults.autoscaling.enabled": {},
     "poolDefaults.autoscaling": {"poolDefaults.autoscaling.enabled": True},
     "poolDefaults.model.name": {"poolDefaults.model.name": "a", "pools": {"other": {}}},
@@ -48,13 +54,17 @@ OTHERS = {
     "image.pullSecrets": [{"name": "a"}],
     "tls.source": "none",
     "issuerRef": {"name": "other"},
+    "gateway.clients": [{"namespaceSelector": {}}],
     "clients": [],
+    "parentRefs": [{"name": "other"}],
+    "hostnames": ["other.example.com"],
     "metrics": [{"podSelector": {}}],
     "interval": "7s",
     "labels": {"other": "1"},
     "ttftSeconds": 7.5,
     "podSecurityContext": {"runAsNonRoot": True, "runAsUser": 5},
     "pools": {"large": {"model": {"name": "org/name"}}},
+    "gateway.autoscaling.minReplicas": 3,
     "minReplicas": 2,
     "serverAddress": "https://other",
     "hostPath": "/other",
@@ -239,6 +249,13 @@ def test_no_value_does_nothing(tmp_path):
         (MINIMAL, {"monitoring.rules.runbookUrl": ""}, "runbookUrl"),
         (MINIMAL, {"monitoring.dashboard.labels": {"grafana_dashboard": 1}}, "grafana_dashboard"),
         (MINIMAL, {"monitoring.enabled": True}, "enabled"),
+        (GATEWAY, {"tls.secrets.gateway": ""}, "there are gateways: set tls.secrets.gateway"),
+        (GATEWAY, {"gateway.clients": []}, "gateway.clients keeps out who is outside"),
+        (GATEWAY, {"gateway.autoscaling.minReplicas": 9}, "gateway: autoscaling.minReplicas is above"),
+        (GATEWAY, {"gateway.resources.requests.cpu": ""}, "autoscaling needs a CPU in resources"),
+        (GATEWAY, {"gateway.args": ["--port=1"]}, "gateway.args: the chart sets --port=1 itself"),
+        (GATEWAY, {"gateway.zones": ["a"], "gateway.affinity.nodeAffinity": NODES}, "gateway: zones are"),
+        (GATEWAY, {"pools.gateway.model.name": "a"}, "pools.gateway: another object has this name"),
         (MINIMAL, {"pools.small.autoscaling": {"enabled": True, "minReplicas": 5}}, "minReplicas is above"),
         (MINIMAL, {"pools.small.autoscaling.minReplicas": 0}, "minReplicas"),
         (MINIMAL, {"pools.small.autoscaling.serverAddress": "prometheus:9090"}, "serverAddress"),

@@ -13,9 +13,10 @@ import typer
 from paceline_cli.config import DEFAULT_TARGET, AdminTargetOption, TargetOption, token_of
 from paceline_cli.failures import print_error, reported
 from paceline_cli.options import TlsDirOption, TokenFileOption, tls_of
-from paceline_cli.top.source import Source, admin_target
+from paceline_cli.top.source import Source
 from paceline_cli.top.state import TopState
 from paceline_cli.wire_profile import executor_addresses, trace_parts
+from paceline_client.addresses import admin_target
 from paceline_client.credentials import Credentials
 from paceline_client.requests import invalid
 

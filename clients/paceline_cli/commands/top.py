@@ -13,8 +13,9 @@ from paceline_cli.config import DEFAULT_TARGET, AdminTargetOption, TargetOption,
 from paceline_cli.failures import reported
 from paceline_cli.options import TlsDirOption, TokenFileOption, timeout_of, tls_of
 from paceline_cli.top.screen import whole_screen
-from paceline_cli.top.source import Source, admin_target
+from paceline_cli.top.source import Source
 from paceline_cli.top.state import TopState
+from paceline_client.addresses import admin_target
 from paceline_client.async_client import AsyncClient
 
 _PIPE_WIDTH = 10_000  # where nobody looks no line is folded, so that a name can be found in it

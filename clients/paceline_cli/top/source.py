@@ -14,7 +14,7 @@ import grpc.aio
 from paceline_cli.top import wire
 from paceline_cli.top.state import TopState
 from paceline_cli.top.values import Overview
-from paceline_client.addresses import Addresses
+from paceline_client.addresses import ADMIN_PORT, Addresses
 from paceline_client.channel import GrpcChannel
 from paceline_client.config import Retry, Tls
 from paceline_client.credentials import Credentials
@@ -26,33 +26,14 @@ from paceline_client.errors import (
     UnsupportedError,
     WrongServerError,
 )
-from paceline_client.requests import invalid
 from paceline_client.wire import CallChannel, errors_of_calls
 
 AnswerT = TypeVar("AnswerT")
 
-ADMIN_PORT = 50052
 _CONNECT_SECONDS = 3.0
 _CALL_SECONDS = 5.0  # longer is not a slow link but a scheduler that does not answer
 _WATCH_AGAIN_SECONDS = 1.0
 _WINDOW_BYTES = 8 * 1024  # of a stream: what is under way when a link is slow is old when it arrives
-
-
-def admin_target(target: str) -> str:
-    """Where the admin ports are, if they follow those of the API as by default. InvalidRequestError where no port can
-    be told.
-    """
-    return ",".join(_admin_address(part.strip()) for part in target.split(","))
-
-
-def _admin_address(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    is_bare = not host or (":" in address and address.endswith("]"))
-    if is_bare:
-        return address
-    if not port.isdecimal() or not 0 < int(port) < 65535:
-        raise invalid("target", f"{address!r} names no port that an admin port could follow: say --admin-target")
-    return f"{host}:{int(port) + 1}"
 
 
 class Source:

@@ -21,6 +21,9 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.gateway.enabled -}}
+{{- include "paceline.checkGateway" . -}}
+{{- end -}}
 {{- if .Values.auth.tokens.secretName -}}
 {{- if eq $tls.source "none" -}}
 {{- include "paceline.refuse" "auth.tokens needs TLS, since tokens must not travel in plaintext: set tls.source" -}}
@@ -56,6 +59,26 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "paceline.checkGateway" -}}
+{{- $gateway := .Values.gateway -}}
+{{- if and (eq .Values.tls.source "secrets") (not .Values.tls.secrets.gateway) -}}
+{{- include "paceline.refuse" "tls.source is secrets, and there are gateways: set tls.secrets.gateway" -}}
+{{- end -}}
+{{- $scaling := $gateway.autoscaling -}}
+{{- if and $scaling.enabled (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- include "paceline.refuse" "gateway: autoscaling.minReplicas is above autoscaling.maxReplicas" -}}
+{{- end -}}
+{{- if and $scaling.enabled (not (include "paceline.askedCpu" $gateway.resources)) -}}
+{{- include "paceline.refuse" "gateway: autoscaling needs a CPU in resources, whose share it looks at" -}}
+{{- end -}}
+{{- $clients := $gateway.clients | toJson -}}
+{{- if and .Values.networkPolicy.enabled (or $gateway.ingress.host $gateway.httpRoute.parentRefs) (not (regexMatch "ipBlock|namespaceSelector" $clients)) -}}
+{{- include "paceline.refuse" "gateway.clients keeps out who is outside, and there is an Ingress or HTTPRoute: add a namespaceSelector or ipBlock" -}}
+{{- end -}}
+{{- include "paceline.checkPlacement" (dict "where" "gateway" "values" $gateway) -}}
+{{- include "paceline.checkArgs" (dict "where" "gateway.args" "args" $gateway.args "own" (list "target" "host" "port" "metrics-port" "shutdown-timeout" "tls-dir" "insecure")) -}}
+{{- end -}}
+
 {{- define "paceline.checkPlacement" -}}
 {{- if and .values.zones (dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "" (default dict .values.affinity)) -}}
 {{- include "paceline.refuse" (printf "%s: zones are required node affinity too: name them in affinity, and leave zones out" .where) -}}
@@ -65,7 +88,7 @@
 {{- define "paceline.checkPool" -}}
 {{- include "paceline.checkPlacement" (dict "where" (printf "pools.%s" .name) "values" .pool) -}}
 {{- $model := .pool.model -}}
-{{- if has .name (list "scheduler" "executors") -}}
+{{- if has .name (list "scheduler" "executors" "gateway") -}}
 {{- include "paceline.refuse" (printf "pools.%s: another object has this name" .name) -}}
 {{- end -}}
 {{- if eq (empty $model.name) (not (regexMatch " --runner=simulated[: ]" (printf " %s " (join " " .pool.args)))) -}}

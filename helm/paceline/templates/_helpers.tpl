@@ -54,7 +54,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- default (empty $image.registry | ternary $built (printf "%s/%s" $image.registry $built)) .own -}}
 {{- end -}}
 
-{{/* Whose certificate: .owner is scheduler, executor or client; with cert-manager also operator. */}}
+{{/* Whose certificate: .owner is scheduler, executor, client or gateway; with cert-manager also operator. */}}
 {{- define "paceline.tlsSecret" -}}
 {{- if eq .root.Values.tls.source "certManager" -}}
 {{- printf "%s-%s-tls" (include "paceline.fullname" .root) .owner -}}

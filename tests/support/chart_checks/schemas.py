@@ -112,7 +112,28 @@ LEADER_WORKER_SET = _object(
 )
 """Of https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1, what the chart uses. What pods are Kubernetes says."""
 
+HTTP_ROUTE = _object(
+    "gateway.networking.k8s.io/v1",
+    "HTTPRoute",
+    ["parentRefs", "rules"],
+    parentRefs={
+        "type": "array",
+        "minItems": 1,
+        "items": _fields(["name"], name=_NAME, namespace=_NAME, sectionName=_NAME),
+    },
+    hostnames=_NAMES,
+    rules={
+        "type": "array",
+        "items": _fields(
+            ["backendRefs"],
+            backendRefs={"type": "array", "items": _fields(["name", "port"], name=_NAME, port={"type": "integer"})},
+        ),
+    },
+)
+"""Of https://gateway-api.sigs.k8s.io/reference/spec, what the chart uses."""
+
 CUSTOM = {
+    "gateway.networking.k8s.io": {"HTTPRoute": HTTP_ROUTE},
     "cert-manager.io": {"Certificate": CERTIFICATE},
     "monitoring.coreos.com": {"ServiceMonitor": SERVICE_MONITOR, "PrometheusRule": PROMETHEUS_RULE},
     "keda.sh": {"ScaledObject": SCALED_OBJECT},
