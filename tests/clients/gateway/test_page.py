@@ -1,15 +1,20 @@
 """The page at `/` and what it asks: small, whole, of one origin; the fleet for whoever is an operator."""
 
+from dataclasses import replace
+
 import pytest
 
 from edge_rig.edge_server import serve_edge
 from edge_rig.scripted_backend import ScriptedBackend
 from edge_rig.tiny import MODEL
 from gateway_rig import serve_gateway
+from paceline.plan.values import Claim
 from paceline.process.callers import Caller, Role
 from paceline_client.testing import FakeServer
 from paceline_scheduler.access.tokens import Token
 from paceline_scheduler.api.servicer_access import Access
+from paceline_scheduler.backend import ExecutorStatus
+from paceline_scheduler.observers.steps import StepTotals
 
 MAX_BYTES = 60 * 1024
 FILES = {
@@ -77,6 +82,24 @@ async def test_an_operator_sees_the_fleet_and_nobody_else():
         refused = await gateway.http.get("/fleet", headers={"authorization": "Bearer client"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
         assert (await gateway.http.get("/fleet")).status_code == 401
+
+
+async def test_the_fleet_is_that_of_the_scheduler_which_drives_it():
+    ready = ExecutorStatus("10.0.0.1:50061", 3, 7, 2, "tiny", 1, 100, 60, 10, 30, 0, 3, 4, 2, "", StepTotals())
+    serving, standing_by = ScriptedBackend(MODEL), ScriptedBackend(MODEL)
+    serving.known_executors = (ready,)
+    standing_by.known_executors = (
+        replace(ready, state=2, num_used_blocks=0, holder=Claim(3, "other", "10.0.0.9:50051")),
+    )
+    async with serve_edge(serving) as one, serve_edge(standing_by) as other:
+        for admin in (f"{other.address},{one.address}", f"{one.address},{other.address}"):
+            async with serve_gateway("localhost:1", "--admin-target", admin) as gateway:
+                (executor,) = (await gateway.http.get("/fleet")).json()["executors"]
+            shown = [executor[name] for name in ("state", "num_running_requests", "num_blocks", "num_used_blocks")]
+            assert shown == ["ready", 1, 100, 30]
+        async with serve_gateway("localhost:1", "--admin-target", other.address) as gateway:
+            (executor,) = (await gateway.http.get("/fleet")).json()["executors"]
+        assert executor["state"] == "syncing"
 
 
 @pytest.mark.parametrize(
