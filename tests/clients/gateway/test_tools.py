@@ -15,6 +15,7 @@ from edge_rig.scripted_backend import ScriptedBackend
 from edge_rig.tiny import MODEL as PLAIN_MODEL
 from edge_rig.tokenizers import byte_level_tokenizer, served_model, tokenizer_source
 from gateway_rig import ASKING, CHAT, events_of, serve_gateway
+from paceline.forms.library import LIBRARY
 from paceline.plan.values import FinishReason as Finish
 from paceline.plan.values import TokenLogprobs
 from paceline.v1.inference_pb2 import Model
@@ -276,7 +277,7 @@ async def test_events_tell_reasoning_text_and_calls_as_items_and_end_with_all_of
 TOKENIZER = byte_level_tokenizer()
 TOKENIZER.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
 SOURCE = tokenizer_source(TOKENIZER, chat_template=CHAT_TEMPLATES["Qwen-Qwen3-0.6B"], eos_token="<|im_end|>")
-MODEL = dataclasses.replace(served_model(SOURCE, max_model_len=4096, vocab_size=410), structured_output="forms 1")
+MODEL = dataclasses.replace(served_model(SOURCE, max_model_len=4096, vocab_size=410), structured_output=LIBRARY)
 
 
 def tool(**fields):

@@ -106,7 +106,8 @@ class ClientChecks:
         if planned.form is None or (reason == "STRUCTURED_FAILED") != planned.form.fails:
             return False
         outputs = (self._outputs.get((planned.request_id, index), []) for index in range(planned.num_completions))
-        return any(not self._drawn(planned, index, output) for index, output in enumerate(outputs))
+        going = ((index, output) for index, output in enumerate(outputs) if not set(END_TOKEN_IDS) & set(output[-1:]))
+        return any(not self._drawn(planned, index, output) for index, output in going)
 
     def _check_result(self, planned: PlannedRequest, result: Result) -> None:
         if len(result.completions) != planned.num_completions:
