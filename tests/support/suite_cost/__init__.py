@@ -16,7 +16,7 @@ _NUM_ADDITIONS = 400_000
 _NUM_HASHES = 40_000
 
 # Calibration loops. They may rise as the totals in tests/repository may: for what a user gets, said in DECISIONS.md.
-LIMITS = {"test": 10_300, "all": 52_000}
+LIMITS = {"test": 10_300, "all": 58_000}
 _SLACK = 1.25
 
 FILE = Path(".pytest-cost.json")
