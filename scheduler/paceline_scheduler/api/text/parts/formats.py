@@ -149,9 +149,9 @@ async def _style(output_format: OutputFormat, render: Render, ends: tuple[str, .
     """Raises InvalidRequestError for what was not rendered."""
     turns: list[str | None] = []
     for examples in (EXAMPLES[:1], EXAMPLES):
-        answer = {"role": "assistant", "content": "", "tool_calls": [example.call for example in examples]}
+        calls, tools = [example.call for example in examples], [example.tool for example in EXAMPLES]
         try:
-            _, turn = await _turn(output_format, render, ends, answer, [example.tool for example in EXAMPLES])
+            _, turn = await _turn(output_format, render, ends, calls, tools)
         except InvalidRequestError as error:
             if error.field != _REFUSED:
                 raise
@@ -178,38 +178,22 @@ class _Trial:
 
 
 async def _why_not(output_format: OutputFormat, render: Render, ends: tuple[str, ...], num_calls: int) -> _Trial:
-    expected: list[Mapping[str, Any]] = [{"name": _TOOL, "arguments": each} for each in _ARGUMENTS[:num_calls]]
-    for content in ("", None):  # templates differ in what a turn without content is
-        try:
-            trial = await _try(output_format, render, ends, expected, content)
-        except InvalidRequestError as error:
-            if error.field == _TOOLS_FIELD:
-                trial = _Trial("its chat template does not show tools", _Outcome.REFUSED)
-            else:
-                trial = _Trial(error.message, _Outcome.REFUSED if error.field == _REFUSED else _Outcome.FAILED)
-        if not trial.sentence or trial.outcome is _Outcome.REFUSED:
-            break
-    return trial
-
-
-async def _try(
-    output_format: OutputFormat,
-    render: Render,
-    ends: tuple[str, ...],
-    expected: Sequence[Mapping[str, Any]],
-    content: str | None,
-) -> _Trial:
+    expected = [{"name": _TOOL, "arguments": each} for each in _ARGUMENTS[:num_calls]]
     calls = [
         {"type": "function", "id": f"trialcal{number}", "function": function}
         for number, function in enumerate(expected)
     ]
-    answer = {"role": "assistant", "content": content, "tool_calls": calls}
-    begin, turn = await _turn(output_format, render, ends, answer, _TOOLS)
+    try:
+        begin, turn = await _turn(output_format, render, ends, calls, _TOOLS)
+    except InvalidRequestError as error:
+        if error.field == _TOOLS_FIELD:
+            return _Trial("its chat template does not show tools", _Outcome.REFUSED)
+        return _Trial(error.message, _Outcome.REFUSED if error.field == _REFUSED else _Outcome.FAILED)
     cutter = PartCutter(output_format, Wanted("", 0, {_TOOL: json.dumps(_SCHEMA)}))
     cutter.add(turn)
     cutter.finish()
     read = _read(cutter.taken())
-    if begin and read == [*expected]:
+    if begin and read == expected:
         return _Trial()
     shown = output_format.template.alphabet.spell(turn)
     why = f"its chat template writes a call as {shown[:200]!r}, which is not read as one"
@@ -220,12 +204,13 @@ async def _turn(
     output_format: OutputFormat,
     render: Render,
     ends: tuple[str, ...],
-    answer: Mapping[str, Any],
+    calls: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
 ) -> tuple[int, str]:
-    """Returns what stands behind the last beginning of a turn, up to a token that ends it, in the template's alphabet,
-    and where it begins; 0: nothing begins one.
+    """A turn with these calls. Returns what stands behind the last beginning of a turn, up to a token that ends it, in
+    the template's alphabet, and where it begins; 0: nothing begins one.
     """
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
     variables = {"tools": tools, "add_generation_prompt": False}
     rendered = await render([{"role": "user", "content": "?"}, answer], variables)
     template = output_format.template
