@@ -23,6 +23,8 @@ _ANY_OBJECT = '{"type":"object"}'
 
 Check = Callable[[bytes], Awaitable[None]]
 """Of a serialised StructuredOutput; raises InvalidFormError."""
+Compute = Callable[[int, Callable[[], str]], Awaitable[str]]
+"""Does work on so many characters, off the event loop if that takes long; raises QueueFullError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +52,32 @@ def binds_calls(chat: Chat) -> bool:
 
 
 async def output_form(
-    chat: Chat, structured: bytes, prompt_token_ids: Int32Array, writing: Writing, check: Check
+    chat: Chat, structured: bytes, prompt_token_ids: Int32Array, writing: Writing, check: Check, compute: Compute
 ) -> bytes:
     """Serialised; empty: none. `structured` is the request's own, which was checked. Raises InvalidRequestError and
-    UnsupportedError, each naming the field.
+    UnsupportedError, each naming the field, and QueueFullError.
     """
     asked = StructuredOutput.FromString(structured)
     is_bound, may_call = binds_calls(chat), bool(chat.tools) and chat.tool_choice.mode != TOOL_CHOICE_MODE_NONE
     is_behind_reasoning = writing.output_format.has_reasoning and not asked.in_reasoning
     if not is_bound and not (structured and (is_behind_reasoning or may_call)):
         return structured
-    template = writing.output_format.template
     calls = await _calls(chat, writing, check) if is_bound or may_call else None
-    answer: Sequence[Grammar] = ()
-    if structured and not (calls and calls.is_required):
-        answer = json.loads(grammar_of(asked, writing.shown_tokens()))["grammars"]
     turn = PartCutter(writing.output_format, Wanted("", 0, {}))
     turn.begin(prompt_token_ids, writing.spelling)
-    grammar = write_grammar(template, calls, answer, is_reasoning=turn.is_reasoning)
+    num_chars = len(structured) + sum(len(tool.schema) for tool in (calls.tools if calls else ()))
+    grammar = await compute(num_chars, lambda: _grammar(asked, calls, writing, is_reasoning=turn.is_reasoning))
     if len(grammar) > MAX_BYTES:
-        raise InvalidRequestError(
-            "chat.tools", f"need a grammar of {len(grammar)} bytes, at most {MAX_BYTES} are taken"
-        )
+        sentence = f"need a grammar of {len(grammar)} bytes, at most {MAX_BYTES} are taken"
+        raise InvalidRequestError("chat.tools" if calls else "structured", sentence)
     return StructuredOutput(composed=grammar).SerializeToString(deterministic=True)
+
+
+def _grammar(asked: StructuredOutput, calls: CallsForm | None, writing: Writing, *, is_reasoning: bool) -> str:
+    answer: Sequence[Grammar] = ()
+    if asked.WhichOneof("constraint") is not None and not (calls and calls.is_required):
+        answer = json.loads(grammar_of(asked, writing.shown_tokens()))["grammars"]
+    return write_grammar(writing.output_format.template, calls, answer, is_reasoning=is_reasoning)
 
 
 async def _calls(chat: Chat, writing: Writing, check: Check) -> CallsForm:

@@ -112,7 +112,7 @@ class Texts:
         text_model, support = await self.model(model), await self.parts_support(model)
         output_format = self.output_format(model, text_model, self.format_name(model.tokenizer))
         writing = Writing(output_format, support.style, text_model.spelling)
-        return await output_form(chat, structured, prompt_token_ids, writing, self.forms.check)
+        return await output_form(chat, structured, prompt_token_ids, writing, self.forms.check, self._compute)
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> Int32Array:
         """Raises InvalidRequestError for too many, and QueueFullError."""
@@ -175,7 +175,10 @@ class Texts:
         if model.confined is not None:
             with self._threads.turn():
                 return cast("_T", await model.ask_confined(method.__name__, arguments))
-        work = partial(method, model, *arguments)
+        return await self._compute(num_chars, partial(method, model, *arguments))
+
+    async def _compute(self, num_chars: int, work: Callable[[], _T]) -> _T:
+        """Off the event loop if it takes long. Raises QueueFullError."""
         return work() if num_chars <= self._limits.max_inline_chars else await self._threads.run(work)
 
     async def _support(self, source: TokenizerSource, text_model: TextModel) -> PartsSupport:

@@ -12,7 +12,7 @@ from edge_rig.tokenizers import byte_level_tokenizer, served_model, tokenizer_so
 from paceline.forms.library import LIBRARY
 from paceline.plan.values import RecordId
 from paceline.v1 import inference_pb2 as pb
-from paceline.v1.sampling_pb2 import StructuredOutput
+from paceline.v1.sampling_pb2 import Choice, StructuredOutput
 from paceline_scheduler.core.executors import NO_HISTORY
 from paceline_scheduler.errors import InvalidRequestError, UnsupportedError
 from paceline_scheduler.link.wire_contexts import read_context, write_context
@@ -137,6 +137,13 @@ async def test_tools_with_more_than_a_grammar_may_have_are_refused(edge):
     tools = [tool(f"f{index}", {"a": {"type": "string", "description": "x" * 30_000}}) for index in range(5)]
     with pytest.raises(InvalidRequestError, match="at most 131072 are taken"):
         await form_of(edge, chat(*tools, choice=REQUIRED))
+
+
+async def test_a_form_with_more_than_a_grammar_may_have_is_refused_by_its_own_name(edge):
+    choice = StructuredOutput(choice=Choice(options=['"' * 4000 + str(number) for number in range(16)]))
+    with pytest.raises(InvalidRequestError, match="at most 131072 are taken") as caught:
+        await form_of(edge, chat(), choice.SerializeToString())
+    assert caught.value.field == "structured"
 
 
 async def test_executors_that_hold_no_forms_hold_no_calls(edge):

@@ -76,10 +76,10 @@ def unheld_keyword(template: BoundTemplate, schema: str) -> str:
         return "a schema"
     if call.form.body is not Body.PAIRS:
         return ""
-    document = json.loads(schema)
-    values = [value for value in properties_of(schema).values() if _is_bare_text(value)]
+    document, properties = json.loads(schema), properties_of(schema)
+    values = [value for value in properties.values() if _is_bare_text(value)]
     unheld = [*(document.keys() - _HELD_KEYWORDS), *(key for value in values for key in _unheld_in_text(value))]
-    missing = set(document.get("required", ())) - properties_of(schema).keys()
+    missing = set(document.get("required", ())) - properties.keys()
     return next(iter(sorted(unheld)), "required" if missing else "")
 
 
