@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.process.help import HelpParser
+from paceline.process.help import EXIT_CODES, HelpParser
 from paceline.process.options import (
     checked,
     decimal,
@@ -18,7 +18,7 @@ from paceline.process.options import (
     port_or_off,
     tls_folder,
 )
-from paceline.process.tls_folder import TlsFolder, is_loopback
+from paceline.process.tls_folder import TlsFolder, exposure
 
 _PORTS = "Ports (0 takes any free one)"
 _SECURITY = "Security (without it, only this machine is listened to)"
@@ -30,16 +30,7 @@ Serves OpenAI's HTTP API as a client of a scheduler's. It keeps nothing: any num
 Prints JSON lines on stdout (readable ones on a terminal): "listening".
 Drains on SIGTERM or SIGINT: /ready answers 503, running requests finish; a second signal gives them up."""
 _PANELS = (
-    (
-        "Exit codes",
-        (
-            ("0", "Drained and ended in good order, or asked to stop before it had started."),
-            ("1", "Unexpected failure, logged."),
-            ("2", "Usage. A start with the same arguments ends the same way; after the others it may succeed."),
-            ("4", "A port is in use, or the address is not this machine's."),
-            ("6", "--shutdown-timeout passed, or a second signal came, before all requests were finished."),
-        ),
-    ),
+    EXIT_CODES,
     (
         "Environment",
         (("GRPC_VERBOSITY", "What gRPC itself says on stderr: NONE, ERROR, INFO or DEBUG. [default: NONE]"),),
@@ -117,11 +108,8 @@ def parse_config(arguments: Sequence[str]) -> Config:
     """Raises SystemExit for --help and for what is wrong."""
     parser = HelpParser("paceline-gateway", _DESCRIPTION, _PANELS)
     config = Config(**parse_options(Config, parser, arguments))
-    if not (is_loopback(config.host) or config.tls_dir is not None or config.insecure):
-        parser.error(
-            f"--host: other machines reach {config.host}: give --tls-dir, or --insecure if the network itself keeps"
-            " others out"
-        )
+    if sentence := exposure("--host", config.host, is_protected=config.tls_dir is not None or config.insecure):
+        parser.error(sentence)
     if config.port and config.port == config.metrics_port:
         parser.error("--port, --metrics-port: have to differ")
     return config

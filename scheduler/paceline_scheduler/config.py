@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NoReturn
 
-from paceline.process.help import HelpParser
+from paceline.process.help import EXIT_CODES, HelpParser
 from paceline.process.options import (
     checked,
     decimal,
@@ -27,7 +27,7 @@ from paceline.process.options import (
     port_or_off,
     tls_folder,
 )
-from paceline.process.tls_folder import TlsFolder, is_loopback
+from paceline.process.tls_folder import TlsFolder, exposure
 from paceline_scheduler.errors import ConfigError
 from paceline_scheduler.link.discovery import Endpoint, ExecutorAddresses, parse_endpoint, parse_executors
 from paceline_scheduler.spans.sampler import TraceSampler, trace_sampler
@@ -48,16 +48,7 @@ Decides, step by step, what the executors run, and serves clients over gRPC.
 Prints JSON lines on stdout (readable ones on a terminal): "listening", then "ready" when an executor is attached.
 Drains on SIGTERM or SIGINT: new requests are refused, running ones finish; a second signal gives them up."""
 _PANELS = (
-    (
-        "Exit codes",
-        (
-            ("0", "Drained and ended in good order, or asked to stop before it had started."),
-            ("1", "Unexpected failure, logged."),
-            ("2", "Usage. A start with the same arguments ends the same way; after the others it may succeed."),
-            ("4", "A port is in use, or the address is not this machine's."),
-            ("6", "--shutdown-timeout passed, or a second signal came, before all requests were finished."),
-        ),
-    ),
+    EXIT_CODES,
     (
         "Environment",
         (
@@ -263,11 +254,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, address in (("--host", self.host), ("--admin-host", self.admin_host)):
-            if not (is_loopback(address) or self.tls_dir is not None or self.insecure):
-                raise ConfigError(
-                    f"{name}: other machines reach {address}: give --tls-dir, or --insecure if the network itself keeps"
-                    " others out"
-                )
+            if sentence := exposure(name, address, is_protected=self.tls_dir is not None or self.insecure):
+                raise ConfigError(sentence)
         ports = [port for port in (self.port, self.admin_port, self.health_port, self.metrics_port) if port]
         if len(set(ports)) < len(ports):
             raise ConfigError("--port, --admin-port, --health-port, --metrics-port: have to differ")

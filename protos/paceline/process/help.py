@@ -18,6 +18,18 @@ _PLAIN_BOX = str.maketrans("╭╮╰╯│─", "++++|-")  # where the others c
 Panel = tuple[str, Sequence[tuple[str, ...]]]
 """A title, and rows of cells, as many in each."""
 
+EXIT_CODES: Panel = (
+    "Exit codes",
+    (
+        ("0", "Drained and ended in good order, or asked to stop before it had started."),
+        ("1", "Unexpected failure, logged."),
+        ("2", "Usage. A start with the same arguments ends the same way; after the others it may succeed."),
+        ("4", "A port is in use, or the address is not this machine's."),
+        ("6", "--shutdown-timeout passed, or a second signal came, before all requests were finished."),
+    ),
+)
+"""Of programs that serve requests and know no model."""
+
 
 class HelpParser(argparse.ArgumentParser):
     """An ArgumentParser with such a help: its groups as panels, then those of `panels`."""

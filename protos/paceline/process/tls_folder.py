@@ -61,6 +61,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def exposure(option: str, host: str, *, is_protected: bool) -> str:
+    """What is wrong with listening there; empty: nothing. `is_protected`: by TLS, or by the network, somebody says."""
+    if is_protected or is_loopback(host):
+        return ""
+    return (
+        f"{option}: other machines reach {host}: give --tls-dir, or --insecure if the network itself keeps others out"
+    )
+
+
 class TlsFolder:
     """Raises TlsFolderError unless the folder can be used now. Damage later changes nothing."""
 
